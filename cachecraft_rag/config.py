@@ -1,0 +1,143 @@
+"""Every option of the engine, in one frozen object that is either valid or was never made."""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+from cachecraft_rag.errors import InvalidInput
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+RECOMPUTE_RATIO_VARIABLE = "CACHECRAFT_RECOMPUTE_RATIO"
+CPU_STORE_GB_VARIABLE = "CACHECRAFT_CPU_STORE_GB"
+MAX_NAMESPACE_CHARS = 128
+
+
+def _share(name: str, value: object) -> float:
+    number = _real(name, value)
+    if not 0.0 <= number <= 1.0:
+        raise InvalidInput(f"{name}={value!r} is not a share: give a number from 0 (reuse all) to 1 (recompute all)")
+    return number
+
+
+def _gib(name: str, value: object) -> float:
+    number = _real(name, value)
+    if number <= 0.0:
+        raise InvalidInput(f"{name}={value!r} is no memory size: give a number of GiB above 0, such as 2.0")
+    return number
+
+
+def _real(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise InvalidInput(f"{name}={value!r} is not a number: give a finite int or float")
+    return float(value)
+
+
+def _from_environment(variable: str, default: float, check: Callable[[str, object], float]) -> Callable[[], float]:
+    """A default that the environment may override. It is read each time a config is made, not at import."""
+
+    def read() -> float:
+        text = os.environ.get(variable)
+        if text is None or not text.strip():
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            raise InvalidInput(
+                f"environment variable {variable}={text!r} is not a number: set it to one like {default}, or unset it"
+            ) from None
+        return check(f"environment variable {variable}", value)
+
+    return read
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of a `ChunkEngine`. Explicit arguments win over the environment, the environment over the defaults."""
+
+    model: str = field(kw_only=False)  # Hugging Face name or folder
+    dtype: DType = "auto"
+    policy: str = "first"  # which tokens of reused chunks are recomputed
+    # How large a share of them. 0: none, 1: all, which is exact.
+    recompute_ratio: float = field(default_factory=_from_environment(RECOMPUTE_RATIO_VARIABLE, 0.15, _share))
+    min_run: int = 1  # neighbouring tokens that a policy's choice is rounded up to
+    min_chunk_tokens: int = 16  # smaller chunks are never cached, and reported as refused
+    # GiB of host memory for the KV of chunks.
+    cpu_store_gb: float = field(default_factory=_from_environment(CPU_STORE_GB_VARIABLE, 2.0, _gib))
+    namespace: str = "default"  # tenant: nothing is shared between two of them
+    default_system: str | None = None  # system text of prompts that bring none of their own
+    max_model_len: int | None = None  # None here and below: vLLM decides
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    kv_cache_gb: float | None = None  # GiB of vLLM's own paged cache
+    enable_prefix_caching: bool = True
+    enforce_eager: bool = True
+    threads: int | None = None  # CPU cores of the engine; None: all that this process may use
+    store_misses: bool = True  # compute the canonical KV of missed chunks in the background, after the answer
+    seed: int = 0
+    # Further AsyncEngineArgs of vLLM; whatever has a field above is refused here.
+    vllm_args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, os.PathLike):
+            self._set("model", os.fspath(self.model))
+        self._check_text("model", "give the name or the folder of a Hugging Face model")
+        if self.dtype not in get_args(DType):
+            raise InvalidInput(f"dtype={self.dtype!r} is not supported: give one of {', '.join(get_args(DType))}")
+        self._check_text("policy", 'give the name of a selection policy, such as "first"')
+        self._set("recompute_ratio", _share("recompute_ratio", self.recompute_ratio))
+        self._check_int("min_run", 1)
+        self._check_int("min_chunk_tokens", 1)
+        self._set("cpu_store_gb", _gib("cpu_store_gb", self.cpu_store_gb))
+        self._check_text("namespace", 'give a tenant\'s name, such as "default"')
+        if len(self.namespace) > MAX_NAMESPACE_CHARS or not self.namespace.isprintable():
+            raise InvalidInput(
+                f"namespace={self.namespace!r} is not allowed: give at most {MAX_NAMESPACE_CHARS} printable characters"
+            )
+        if self.default_system is not None and not isinstance(self.default_system, str):
+            raise InvalidInput(f"default_system={self.default_system!r} is not text: give a str, or None for none")
+        for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "threads"):
+            if getattr(self, name) is not None:
+                self._check_int(name, 1)
+        if self.kv_cache_gb is not None:
+            self._set("kv_cache_gb", _gib("kv_cache_gb", self.kv_cache_gb))
+        for name in ("enable_prefix_caching", "enforce_eager", "store_misses"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")
+        self._check_int("seed", 0, 2**32 - 1)
+        self._check_vllm_args()
+
+    def _check_text(self, name: str, way_out: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidInput(f"{name}={value!r} is not a name: {way_out}")
+
+    def _check_int(self, name: str, least: int, most: int | None = None) -> None:
+        value = getattr(self, name)
+        valid = isinstance(value, Integral) and not isinstance(value, bool)
+        if not valid or int(value) < least or (most is not None and int(value) > most):
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise InvalidInput(f"{name}={value!r} is not allowed: give an int {bounds}")
+        self._set(name, int(value))
+
+    def _check_vllm_args(self) -> None:
+        if not isinstance(self.vllm_args, Mapping):
+            raise InvalidInput(
+                f'vllm_args={self.vllm_args!r} is not a mapping: give a dict such as {{"block_size": 64}}'
+            )
+        own = {option.name for option in fields(self)}
+        for key in self.vllm_args:
+            if not isinstance(key, str) or not key.isidentifier():
+                raise InvalidInput(f"vllm_args: key {key!r} is not an argument's name: give names of AsyncEngineArgs")
+            if key in own:
+                raise InvalidInput(
+                    f"vllm_args: {key}={self.vllm_args[key]!r} would override an option of ours: "
+                    f"set EngineConfig({key}=...) instead"
+                )
+        self._set("vllm_args", dict(self.vllm_args))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)

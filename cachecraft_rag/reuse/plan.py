@@ -1,0 +1,128 @@
+"""The plan of one request: which positions the model runs, which cached spans are staged, what is captured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachecraft_rag.reuse.policies import (
+    RepairableChunk,
+    SelectionContext,
+    SelectionPolicy,
+    recomputes_all,
+    select,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSegment:
+    """One piece of the prompt, positions `start` to `stop` (exclusive), as the index sees it.
+
+    `handle`: the stored entry that holds its KV, None where there is none; `cached_at`: the position its first token
+    had when it was computed; `exact`: its whole prefix is token-for-token the one it was cached behind;
+    `capture`: the handle to store its KV under once it is computed.
+    """
+
+    start: int
+    stop: int
+    key: str | None = None
+    handle: int | None = None
+    cached_at: int = 0
+    exact: bool = False
+    capture: int | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSpan:
+    """Rows `source_start` on of entry `handle`, to be written at prompt positions `start` to `stop`.
+
+    K is rotated by `delta` positions: new position minus the one it was computed at.
+    """
+
+    handle: int
+    source_start: int
+    start: int
+    stop: int
+    delta: int
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSpan:
+    """K and V of positions `start` to `stop` are kept under `handle` once they are computed."""
+
+    handle: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the worker does for one request, for positions `num_computed_tokens` to `end` (exclusive).
+
+    `compute`: T, sorted positions that the model runs, shape [T]. Every position of the range is in `compute` or in
+    exactly one staged span.
+    """
+
+    num_computed_tokens: int
+    end: int
+    compute: npt.NDArray[np.int64]
+    staged: tuple[StagedSpan, ...]
+    captures: tuple[CaptureSpan, ...]
+
+
+def make_plan(
+    segments: Sequence[PlanSegment],
+    policy: SelectionPolicy,
+    ratio: float,
+    *,
+    num_computed_tokens: int,
+    end: int,
+    min_run: int = 1,
+) -> Plan:
+    """Plan positions `num_computed_tokens` to `end` of a prompt tiled by `segments`.
+
+    Tokens are chosen for the whole prompt and only then cut to the range, so that a hit in vLLM's own prefix cache
+    does not change which of the other tokens are recomputed. With `all`, or at ratio 1.0, nothing stored is used.
+    """
+    prompt_tokens = segments[-1].stop if segments else 0
+    mask = np.ones(prompt_tokens, dtype=bool)
+    use_store = not recomputes_all(policy.name, ratio)
+    reused = [s for s in segments if use_store and s.handle is not None]
+    for segment in reused:
+        mask[segment.start : segment.stop] = False
+    repairable = [
+        RepairableChunk(s.key or "", s.start, s.stop, s.statistics) for s in reused if not s.exact and s.key is not None
+    ]
+    mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
+    mask[:num_computed_tokens] = False
+    mask[end:] = False
+    return Plan(
+        num_computed_tokens=num_computed_tokens,
+        end=end,
+        compute=np.flatnonzero(mask).astype(np.int64, copy=False),
+        staged=tuple(span for s in reused if (span := _staged(s, mask, num_computed_tokens, end)) is not None),
+        captures=tuple(
+            CaptureSpan(s.capture, s.start, s.stop)
+            for s in segments
+            if s.capture is not None and s.start >= num_computed_tokens and s.stop <= end
+        ),
+    )
+
+
+def _staged(segment: PlanSegment, mask: npt.NDArray[np.bool_], lower: int, upper: int) -> StagedSpan | None:
+    start, stop = max(segment.start, lower), min(segment.stop, upper)
+    if start >= stop or mask[start:stop].all():
+        return None
+    assert segment.handle is not None
+    return StagedSpan(
+        handle=segment.handle,
+        source_start=start - segment.start,
+        start=start,
+        stop=stop,
+        delta=segment.start - segment.cached_at,
+    )

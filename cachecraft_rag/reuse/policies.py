@@ -1,0 +1,179 @@
+"""Which tokens of a reused chunk to recompute.
+
+A policy gives every token of every repairable chunk a score; the tokens with the highest scores are recomputed, up to
+`ratio` of each chunk (or of all chunks together, where the policy's scores are comparable across chunks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cachecraft_rag.errors import InvalidInput
+
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairableChunk:
+    """A hit chunk whose new prefix differs from the one it was cached behind.
+
+    `start`, `stop`: token positions in the prompt. `statistics`: what was measured when the chunk was stored.
+    """
+
+    key: str
+    start: int
+    stop: int
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionContext:
+    """All that a policy may look at.
+
+    `question_attention`: for a policy with `needs_question_pass`, the attention mass of the question's rows on every
+    position of the prompt, shape [prompt_tokens]; otherwise None.
+    """
+
+    prompt_tokens: int
+    chunks: Sequence[RepairableChunk]
+    question_attention: Scores | None = None
+
+
+class SelectionPolicy(Protocol):
+    """How to rank tokens for recomputation. Deterministic: the same context gives the same scores."""
+
+    name: str
+    needs_question_pass: bool
+    shares_budget: bool
+    """True: one budget over all chunks. False: each chunk has its own."""
+
+    def budget(self, tokens: int, ratio: float) -> int:
+        """How many of `tokens` to recompute at `ratio`."""
+        ...
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        """For each chunk of the context an array of [chunk.tokens]; higher is recomputed first."""
+        ...
+
+
+class _PerChunkPolicy:
+    needs_question_pass = False
+    shares_budget = False
+
+    def budget(self, tokens: int, ratio: float) -> int:
+        return min(tokens, math.ceil(round(ratio * tokens, 9)))
+
+
+class FirstTokens(_PerChunkPolicy):
+    """The first tokens of each chunk (known as LegoLink): they see least of the new context when reused."""
+
+    name = "first"
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        return [-np.arange(chunk.tokens, dtype=np.float64) for chunk in context.chunks]
+
+
+class RandomTokens(_PerChunkPolicy):
+    """Tokens at random, the control of every comparison. Seeded by the chunk's key: the same at every request."""
+
+    name = "random"
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        return [
+            np.random.default_rng(int(chunk.key[:16], 16)).random(chunk.tokens, dtype=np.float64)
+            for chunk in context.chunks
+        ]
+
+
+class NoTokens(FirstTokens):
+    """Naive reuse, whatever the ratio."""
+
+    name = "none"
+
+    def budget(self, tokens: int, ratio: float) -> int:
+        return 0
+
+
+class AllTokens(FirstTokens):
+    """Everything is recomputed, whatever the ratio: equal to a full prefill."""
+
+    name = "all"
+
+    def budget(self, tokens: int, ratio: float) -> int:
+        return tokens
+
+
+POLICIES: Mapping[str, SelectionPolicy] = {
+    policy.name: policy for policy in (FirstTokens(), RandomTokens(), NoTokens(), AllTokens())
+}
+
+
+def get_policy(name: str) -> SelectionPolicy:
+    """The policy of that name; `InvalidInput` names the known ones otherwise."""
+    try:
+        return POLICIES[name]
+    except KeyError:
+        known = ", ".join(sorted(POLICIES))
+        raise InvalidInput(f"unknown selection policy {name!r}; choose one of: {known}") from None
+
+
+def recomputes_all(policy: str, ratio: float) -> bool:
+    """Whether nothing stored can enter the result, so that it equals a full prefill."""
+    return policy == "all" or (policy != "none" and ratio >= 1.0)
+
+
+def select(policy: SelectionPolicy, context: SelectionContext, ratio: float, min_run: int = 1) -> npt.NDArray[np.int64]:
+    """Sorted prompt positions of the tokens to recompute in the repairable chunks.
+
+    `min_run`: tokens are chosen in groups of that many neighbours, counted from the start of their chunk (the last
+    group of a chunk may be shorter), until at least the budget is reached.
+    """
+    if not context.chunks:
+        return np.empty(0, dtype=np.int64)
+    scores = policy.scores(context)
+    groups = [_group(chunk, chunk_scores, min_run) for chunk, chunk_scores in zip(context.chunks, scores, strict=True)]
+    if policy.shares_budget:
+        merged = _Groups(*(np.concatenate(column) for column in zip(*groups, strict=True)))
+        total = sum(chunk.tokens for chunk in context.chunks)
+        return _best(merged, policy.budget(total, ratio))
+    chosen = [
+        _best(group, policy.budget(chunk.tokens, ratio)) for chunk, group in zip(context.chunks, groups, strict=True)
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    starts: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    scores: Scores
+
+    def __iter__(self) -> Any:
+        return iter((self.starts, self.sizes, self.scores))
+
+
+def _group(chunk: RepairableChunk, scores: Scores, size: int) -> _Groups:
+    edges = np.arange(0, chunk.tokens, size)
+    sizes = np.diff(np.append(edges, chunk.tokens))
+    return _Groups(chunk.start + edges, sizes, np.add.reduceat(scores, edges) / sizes)
+
+
+def _best(groups: _Groups, budget: int) -> npt.NDArray[np.int64]:
+    if budget <= 0:
+        return np.empty(0, dtype=np.int64)
+    order = np.argsort(-groups.scores, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(groups.sizes[order]), budget)) + 1
+    chosen = np.sort(order[:needed])
+    return np.concatenate(
+        [np.arange(s, s + n) for s, n in zip(groups.starts[chosen], groups.sizes[chosen], strict=True)]
+    )

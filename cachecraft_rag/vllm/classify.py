@@ -1,0 +1,151 @@
+"""Classifying the chunks of a prompt against the index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from cachecraft_rag.report import Outcome
+from cachecraft_rag.reuse import PlanSegment
+from cachecraft_rag.store import Entry, KeyMaker, KvIndex
+from cachecraft_rag.vllm.protocol import RequestParams
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What the index says of one piece. `chunk` is the index of its segment in the request; None for the head."""
+
+    segment: PlanSegment
+    outcome: Outcome | None
+    reason: str
+    chunk: int | None
+
+
+class Classifier:
+    """Looks up pieces of prompts; reserves room for what may be stored from this very request."""
+
+    def __init__(
+        self, index: KvIndex, keys: KeyMaker, head: Sequence[int], *, bytes_per_token: int, min_chunk_tokens: int
+    ) -> None:
+        self._index = index
+        self._keys = keys
+        self._head = np.asarray(head, dtype=np.int32)
+        self._bytes_per_token = bytes_per_token
+        self._min_chunk_tokens = min_chunk_tokens
+
+    def awaits_pending(self, params: RequestParams, token_ids: Ids) -> bool:
+        """Whether a chunk of the prompt is being computed for another request right now."""
+        for start, stop, chunk_id, *_ in params.segments:
+            if chunk_id is not None and stop - start >= self._min_chunk_tokens:
+                entry = self._index.get(self._keys.chunk(params.namespace, token_ids[start:stop].tolist()))
+                if entry is not None and not entry.ready:
+                    return True
+        return False
+
+    def classify(self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int) -> list[Finding]:
+        """Findings that tile the prompt. Entries named by a finding's `handle` or `capture` are acquired.
+
+        `store`: whether canonical KV that this request computes, at positions `lower` to `upper`, may be stored.
+        """
+        head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
+        findings: list[Finding] = []
+        for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
+            if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
+                findings.append(self._head_finding(params.namespace, store and lower == 0))
+                start = self._head.size
+                if start == stop:
+                    continue
+            if chunk_id is None:
+                findings.append(Finding(PlanSegment(start, stop), None, "", number))
+                continue
+            canonical = head_matches and start == self._head.size
+            finding = self._chunk_finding(
+                params.namespace,
+                PlanSegment(start, stop),
+                token_ids[start:stop],
+                number,
+                (chunk_id, digest),
+                canonical=canonical,
+                store=store and canonical and start >= lower and stop <= upper,
+            )
+            self._note_document(finding, document_id)
+            findings.append(finding)
+        return findings
+
+    def _head_finding(self, namespace: str, store: bool) -> Finding:
+        key = self._keys.head(namespace)
+        entry = self._index.get(key)
+        segment = PlanSegment(0, self._head.size, key=key)
+        if entry is not None and entry.ready:
+            return Finding(replace(segment, handle=self._use(entry), exact=True), Outcome.HIT, "", None)
+        if entry is None and store:
+            segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0, None, None))
+        return Finding(segment, None, "", None)
+
+    def _chunk_finding(
+        self,
+        namespace: str,
+        segment: PlanSegment,
+        token_ids: Ids,
+        number: int,
+        identity: tuple[str, str | None],
+        *,
+        canonical: bool,
+        store: bool,
+    ) -> Finding:
+        chunk_id, digest = identity
+        if token_ids.size < self._min_chunk_tokens:
+            reason = f"{token_ids.size} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
+            return Finding(segment, Outcome.REFUSED, reason, number)
+        key = self._keys.chunk(namespace, token_ids.tolist())
+        segment = replace(segment, key=key)
+        entry = self._index.get(key)
+        if entry is None:
+            if not store:
+                return Finding(segment, Outcome.MISS, "not in the store", number)
+            handle = self._reserve(key, namespace, token_ids, segment.start, chunk_id, digest)
+            reason = "not in the store; stored now" if handle is not None else "not in the store, which has no room"
+            return Finding(replace(segment, capture=handle), Outcome.MISS, reason, number)
+        if not np.array_equal(entry.token_ids, token_ids):
+            return Finding(segment, Outcome.REFUSED, "the stored token ids differ: a collision of keys", number)
+        if entry.digest is not None and digest is not None and entry.digest != digest:
+            entry_reason = "the stored text has another sha256 though its token ids are the same"
+            return Finding(segment, Outcome.REFUSED, entry_reason, number)
+        if not entry.ready:
+            return Finding(segment, Outcome.MISS, "its KV is being computed right now", number)
+        moved = segment.start - entry.cached_at
+        segment = replace(segment, handle=self._use(entry), cached_at=entry.cached_at, exact=canonical and moved == 0)
+        reason = "same prefix as when it was stored" if segment.exact else f"moved by {moved:+d} tokens, other prefix"
+        return Finding(segment, Outcome.HIT, reason, number)
+
+    def _use(self, entry: Entry) -> int:
+        self._index.touch(entry)
+        self._index.acquire(entry)
+        return entry.handle
+
+    def _reserve(
+        self, key: str, namespace: str, token_ids: Ids, start: int, chunk_id: str | None, digest: str | None
+    ) -> int | None:
+        entry = self._index.reserve(
+            key,
+            namespace=namespace,
+            token_ids=token_ids.copy(),
+            nbytes=token_ids.size * self._bytes_per_token,
+            cached_at=start,
+            chunk_id=chunk_id,
+            digest=digest,
+        )
+        if entry is None:
+            return None
+        self._index.acquire(entry)
+        return entry.handle
+
+    def _note_document(self, finding: Finding, document_id: str | None) -> None:
+        entry = self._index.get(finding.segment.key) if finding.segment.key is not None else None
+        if entry is not None and document_id is not None:
+            entry.documents.add(document_id)

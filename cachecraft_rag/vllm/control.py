@@ -1,0 +1,74 @@
+"""Questions to the store that travel as requests, so that they reach the scheduler half under any executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from cachecraft_rag.store import Entry, KvIndex
+from cachecraft_rag.vllm.protocol import RequestParams
+
+
+def run_control(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool) -> dict[str, Any]:
+    """Carry out `params.control` for the request's namespace; the answer holds plain types only.
+
+    Operations: `stats`; `check`; `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`,
+    or `document_id`, or neither for all of the namespace; `pin` also takes `pinned`).
+    """
+    control = dict(params.control or {})
+    operation = control.get("op")
+    if operation == "stats":
+        return {**asdict(index.stats()), "store_bytes": store_bytes}
+    if operation == "check":
+        return {"faults": index.check() + _compare(index, store_bytes, busy)}
+    if operation == "missing":
+        return {"missing": _missing(index, params.namespace, control["chunks"], pinned=bool(control.get("pinned")))}
+    if operation == "delete" and control.get("document_id") is not None:
+        removed = index.delete_document(params.namespace, control["document_id"])
+        return {"deleted": [entry.chunk_id for entry in removed]}
+    if operation == "delete":
+        removed = index.delete(_selector(params.namespace, control))
+        return {"deleted": [entry.chunk_id for entry in removed if entry.chunk_id is not None]}
+    if operation == "pin":
+        chosen = [entry for entry in index if _selector(params.namespace, control)(entry)]
+        for entry in chosen:
+            entry.pinned = bool(control["pinned"])
+        return {"pinned": [entry.chunk_id for entry in chosen]}
+    return {"error": f"unknown control operation {operation!r}"}
+
+
+def _selector(namespace: str, control: dict[str, Any]) -> Callable[[Entry], bool]:
+    document_id, chunk_ids = control.get("document_id"), control.get("chunk_ids")
+    wanted = None if chunk_ids is None else set(chunk_ids)
+
+    def select(entry: Entry) -> bool:
+        if entry.namespace != namespace or (document_id is not None and document_id not in entry.documents):
+            return False
+        return wanted is None or entry.chunk_id in wanted
+
+    return select
+
+
+def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, pinned: bool) -> list[int]:
+    stored = {(e.chunk_id, e.digest): e for e in index if e.namespace == namespace and e.chunk_id is not None}
+    missing = []
+    for number, (chunk_id, digest, document_id) in enumerate(chunks):
+        entry = stored.get((chunk_id, digest))
+        if entry is None or not entry.ready:
+            missing.append(number)
+            continue
+        index.touch(entry)
+        entry.pinned = entry.pinned or pinned
+        if document_id is not None:
+            entry.documents.add(document_id)
+    return missing
+
+
+def _compare(index: KvIndex, store_bytes: int, busy: bool) -> list[str]:
+    if busy:
+        return []
+    indexed = sum(entry.nbytes for entry in index if entry.ready)
+    if indexed == store_bytes:
+        return []
+    return [f"the index counts {indexed} bytes but the worker holds {store_bytes}"]

@@ -1,0 +1,139 @@
+"""What travels between the front end, the scheduler half and the worker half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+
+from cachecraft_rag.reuse import Plan
+
+# The scheduler half of a preempted request plans afresh, so a plan is named by its request and a serial number.
+PlanId = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanMessage:
+    """One plan with what the worker needs to carry it out.
+
+    `token_ids`: ids of positions 0 to `plan.end`; `block_ids`: the request's block table.
+    """
+
+    plan_id: PlanId
+    plan: Plan
+    token_ids: npt.NDArray[np.int64]
+    block_ids: npt.NDArray[np.int64]
+
+
+@dataclass
+class ConnectorMetadata(KVConnectorMetadata):
+    """Scheduler half to worker half, each step. Freed handles come first, then cancellations, then new plans."""
+
+    freed: list[int] = field(default_factory=list)
+    cancelled: list[PlanId] = field(default_factory=list)
+    plans: list[PlanMessage] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed."""
+
+    staging_seconds: float
+    compute_seconds: float
+    slices: int
+    computed_tokens: int
+    missing: tuple[int, ...] = ()
+    cancelled: bool = False
+
+
+@dataclass
+class WorkerMetadata(KVConnectorWorkerMetadata):
+    """Worker half to scheduler half, each step: plans that ended, captures that are complete."""
+
+    results: dict[PlanId, PlanResult] = field(default_factory=dict)
+    stored: list[int] = field(default_factory=list)
+    store_bytes: int = 0
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
+        """Ranks follow the same plans: times are the slowest rank's, an entry is stored once every rank has it."""
+        assert isinstance(other, WorkerMetadata)
+        results = dict(self.results)
+        for plan_id, theirs in other.results.items():
+            ours = results.get(plan_id, theirs)
+            results[plan_id] = PlanResult(
+                staging_seconds=max(ours.staging_seconds, theirs.staging_seconds),
+                compute_seconds=max(ours.compute_seconds, theirs.compute_seconds),
+                slices=max(ours.slices, theirs.slices),
+                computed_tokens=max(ours.computed_tokens, theirs.computed_tokens),
+                missing=tuple(sorted({*ours.missing, *theirs.missing})),
+                cancelled=ours.cancelled or theirs.cancelled,
+            )
+        return WorkerMetadata(
+            results=results,
+            stored=[handle for handle in self.stored if handle in set(other.stored)],
+            store_bytes=self.store_bytes + other.store_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParams:
+    """The front end's side of a chunk request, as it travels in `kv_transfer_params["cachecraft"]`.
+
+    `segments`: (start, stop, chunk_id, digest, document_id) for each piece of the prompt, chunk_id None for text.
+    `prewarm`: store the chunks, the answer does not matter. `control`: a question to the store instead of a prompt.
+    """
+
+    namespace: str
+    policy: str
+    ratio: float
+    min_run: int
+    segments: tuple[tuple[int, int, str | None, str | None, str | None], ...]
+    prewarm: bool = False
+    control: Mapping[str, Any] | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """Only what msgpack knows."""
+        return {
+            "namespace": self.namespace,
+            "policy": self.policy,
+            "ratio": self.ratio,
+            "min_run": self.min_run,
+            "segments": [list(segment) for segment in self.segments],
+            "prewarm": self.prewarm,
+            "control": dict(self.control) if self.control is not None else None,
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any], prompt_tokens: int) -> RequestParams:
+        """Checks all it reads, since a server's clients can send anything; ValueError names what is wrong."""
+        try:
+            params = cls(
+                namespace=str(wire["namespace"]),
+                policy=str(wire["policy"]),
+                ratio=float(wire["ratio"]),
+                min_run=int(wire.get("min_run", 1)),
+                segments=tuple((int(s[0]), int(s[1]), s[2], s[3], s[4]) for s in wire["segments"]),
+                prewarm=bool(wire.get("prewarm", False)),
+                control=wire.get("control"),
+            )
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"kv_transfer_params['cachecraft'] lacks or garbles {error}") from error
+        if params.control is None:
+            _check_tiling(params, prompt_tokens)
+        if not 0.0 <= params.ratio <= 1.0 or params.min_run < 1:
+            raise ValueError(f"ratio={params.ratio} must lie in [0, 1] and min_run={params.min_run} be at least 1")
+        return params
+
+
+def _check_tiling(params: RequestParams, prompt_tokens: int) -> None:
+    position = 0
+    for start, stop, *_ in params.segments:
+        if start != position or stop <= start:
+            raise ValueError(f"segments do not tile the prompt: one covers {start} to {stop}, expected from {position}")
+        position = stop
+    if position != prompt_tokens:
+        raise ValueError(f"segments cover {position} tokens but the prompt has {prompt_tokens}")

@@ -1,0 +1,268 @@
+"""The control plane: classifies the chunks of each request, makes its plan, and writes its report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cachecraft_rag.report import RequestReport, Timings
+from cachecraft_rag.reuse import Plan, get_policy, make_plan
+from cachecraft_rag.reuse.policies import recomputes_all
+from cachecraft_rag.store import KvIndex
+from cachecraft_rag.vllm.chunk_reports import chunk_reports, refused_reports
+from cachecraft_rag.vllm.classify import Classifier, Finding
+from cachecraft_rag.vllm.control import run_control
+from cachecraft_rag.vllm.identity import bytes_per_token, key_maker
+from cachecraft_rag.vllm.protocol import (
+    ConnectorMetadata,
+    PlanId,
+    PlanMessage,
+    PlanResult,
+    RequestParams,
+    WorkerMetadata,
+)
+from cachecraft_rag.vllm.salts import is_valid_salt
+from cachecraft_rag.vllm.settings import ConnectorSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _RequestState:
+    """What is known of a chunk request from its arrival to its end. `refusal`: why nothing of it may be reused."""
+
+    params: RequestParams
+    token_ids: npt.NDArray[np.int32]
+    refusal: str | None = None
+    answer: dict[str, Any] | None = None
+    plan_id: PlanId | None = None
+    plan: Plan | None = None
+    findings: list[Finding] = field(default_factory=list)
+    result: PlanResult | None = None
+    prefix_cache_tokens: int = 0
+    lookup_seconds: float = 0.0
+    plans: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanInFlight:
+    """A plan the worker has. `handles`: entries it reads or fills, acquired; `captures`: those it fills."""
+
+    handles: tuple[int, ...]
+    captures: tuple[int, ...]
+
+
+class SchedulerHalf:
+    """Answers vLLM's scheduler. Each chunk request is promised all its prompt but one token, asynchronously."""
+
+    def __init__(self, settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._settings = settings
+        self._index = KvIndex(settings.store_bytes)
+        self._classifier = Classifier(
+            self._index,
+            key_maker(settings, vllm_config, kv_cache_config),
+            settings.head_token_ids,
+            bytes_per_token=bytes_per_token(kv_cache_config),
+            min_chunk_tokens=settings.min_chunk_tokens,
+        )
+        self._requests: dict[str, _RequestState] = {}
+        self._in_flight: dict[PlanId, _PlanInFlight] = {}
+        self._outbox = ConnectorMetadata()
+        self._store_bytes = 0
+
+    def on_new_request(self, request: Any) -> None:
+        wire = (request.kv_transfer_params or {}).get("cachecraft")
+        if wire is None or request.prompt_token_ids is None:
+            return
+        token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
+        try:
+            params = RequestParams.from_wire(wire, token_ids.size)
+            get_policy(params.policy)
+        except ValueError as error:
+            empty = RequestParams("", "none", 0.0, 1, ())
+            self._requests[request.request_id] = _RequestState(empty, token_ids, refusal=str(error))
+            return
+        state = _RequestState(params, token_ids)
+        if params.control is not None:
+            state.answer = run_control(self._index, params, self._store_bytes, busy=bool(self._in_flight))
+        elif not is_valid_salt(self._settings.secret, params, request.cache_salt):
+            state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
+        elif request.skip_reading_prefix_cache:
+            state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
+        elif request.lora_request is not None:
+            state.refusal = "LoRA requests are not supported yet"
+        self._requests[request.request_id] = state
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Promise what is left of the prompt, up to the token that vLLM computes itself. No side effects."""
+        state = self._requests.get(request.request_id)
+        if state is None or state.answer is not None or state.refusal is not None:
+            return 0, False
+        promised = _end(request) - num_computed_tokens
+        if promised <= 0:
+            return 0, False
+        params = state.params
+        waits = not params.prewarm and not recomputes_all(params.policy, params.ratio)
+        if waits and self._classifier.awaits_pending(params, state.token_ids):
+            return None, False
+        return promised, True
+
+    def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
+        state = self._requests.get(request.request_id)
+        if state is None or state.answer is not None or state.refusal is not None:
+            return
+        if num_external_tokens == 0:
+            if state.plan_id is None:
+                self._found_all_in_prefix_cache(request, state)
+            return
+        started = time.perf_counter()
+        end = _end(request)
+        num_computed_tokens = end - num_external_tokens
+        params = state.params
+        state.prefix_cache_tokens = num_computed_tokens
+        state.findings = self._classifier.classify(
+            params,
+            state.token_ids,
+            store=params.prewarm or self._settings.store_misses,
+            lower=num_computed_tokens,
+            upper=end,
+        )
+        plan = self._plan(state, num_computed_tokens, end)
+        state.plan = plan
+        state.plans += 1
+        state.plan_id = (request.request_id, state.plans)
+        handles = tuple(
+            handle
+            for finding in state.findings
+            for handle in (finding.segment.handle, finding.segment.capture)
+            if handle is not None
+        )
+        captures = tuple(span.handle for span in plan.captures)
+        self._in_flight[state.plan_id] = _PlanInFlight(handles, captures)
+        self._outbox.plans.append(
+            PlanMessage(
+                plan_id=state.plan_id,
+                plan=plan,
+                token_ids=state.token_ids[:end].astype(np.int64),
+                block_ids=np.asarray(block_ids, dtype=np.int64),
+            )
+        )
+        state.lookup_seconds += time.perf_counter() - started
+
+    def take_metadata(self) -> ConnectorMetadata:
+        """What the worker half must know for this step."""
+        metadata, self._outbox = self._outbox, ConnectorMetadata()
+        metadata.freed = self._index.take_freed()
+        return metadata
+
+    def on_worker_report(self, report: WorkerMetadata) -> None:
+        self._store_bytes = report.store_bytes
+        for handle in report.stored:
+            self._index.commit(handle)
+        for plan_id, result in report.results.items():
+            flight = self._in_flight.pop(plan_id)
+            if result.cancelled:
+                for handle in flight.captures:
+                    self._index.abort(handle)
+            for handle in result.missing:
+                self._index.abort(handle)
+            for handle in flight.handles:
+                self._index.release(handle)
+            if result.missing:
+                logger.warning(
+                    "%d stored pieces of request %s were gone; their tokens were computed", len(result.missing), plan_id[0]
+                )
+            state = self._requests.get(plan_id[0])
+            if state is not None:
+                state.result = result
+
+    def request_finished(self, request: Any) -> dict[str, Any] | None:
+        """The request's report, or the answer of a control request; cancels its plan where one is in flight."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
+            return None
+        if state.plan_id in self._in_flight:
+            assert state.plan_id is not None
+            self._outbox.cancelled.append(state.plan_id)
+        if state.answer is not None:
+            return {"cachecraft": {"answer": state.answer}}
+        return {"cachecraft": {"report": self._report(request, state).to_dict()}}
+
+    def _plan(self, state: _RequestState, num_computed_tokens: int, end: int) -> Plan:
+        params = state.params
+        segments = [finding.segment for finding in state.findings]
+        plan = make_plan(
+            segments,
+            get_policy(params.policy),
+            params.ratio,
+            num_computed_tokens=num_computed_tokens,
+            end=end,
+            min_run=params.min_run,
+        )
+        if params.prewarm and not plan.captures:
+            # There is nothing to learn from this request, and nobody reads its blocks.
+            plan = replace(plan, compute=np.empty(0, dtype=np.int64), staged=())
+        return plan
+
+    def _found_all_in_prefix_cache(self, request: Any, state: _RequestState) -> None:
+        tokens = request.num_prompt_tokens
+        state.prefix_cache_tokens = tokens - 1
+        state.findings = self._classifier.classify(state.params, state.token_ids, store=False, lower=tokens, upper=tokens)
+        for finding in state.findings:
+            if finding.segment.handle is not None:
+                self._index.release(finding.segment.handle)
+
+    def _report(self, request: Any, state: _RequestState) -> RequestReport:
+        params = state.params
+        tokens = state.token_ids.size
+        common = {
+            "request_id": request.request_id,
+            "policy": params.policy,
+            "ratio": params.ratio,
+            "prompt_tokens": tokens,
+            "replans": max(state.plans - 1, 0),
+        }
+        if state.refusal is not None or not state.findings:
+            reason = state.refusal or "it ended before it was scheduled"
+            return RequestReport(
+                **common,
+                prefix_cache_tokens=0,
+                computed_tokens=tokens,
+                chunks=refused_reports(params, reason),
+                warnings=() if params.segments else (reason,),
+            )
+        result = state.result
+        missing = set(result.missing) if result is not None else set()
+        computed = state.plan.compute.size if state.plan is not None else 0
+        if result is not None:
+            computed = result.computed_tokens
+        end = state.plan.end if state.plan is not None else tokens - 1
+        return RequestReport(
+            **common,
+            prefix_cache_tokens=state.prefix_cache_tokens,
+            computed_tokens=computed + tokens - end,
+            chunks=chunk_reports(params, state.findings, state.plan, state.prefix_cache_tokens, missing),
+            timings=Timings(
+                lookup=state.lookup_seconds,
+                staging=result.staging_seconds if result is not None else 0.0,
+                recompute=result.compute_seconds if result is not None else 0.0,
+            ),
+            slices=result.slices if result is not None else 0,
+        )
+
+
+def _end(request: Any) -> int:
+    """One past the last prompt position we compute: vLLM needs one token left to run itself.
+
+    A preempted request that has generated tokens brings them behind its prompt, and then the whole prompt is ours.
+    """
+    prompt_tokens: int = request.num_prompt_tokens
+    return prompt_tokens if request.num_tokens > prompt_tokens else prompt_tokens - 1
+
+

@@ -1,0 +1,33 @@
+"""What the front end tells the connector at start, in `kv_connector_extra_config["cachecraft"]`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cachecraft_rag.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind."""
+
+    store_bytes: int
+    min_chunk_tokens: int
+    store_misses: bool
+    head_token_ids: tuple[int, ...]
+    tokenizer_fingerprint: str
+    weights_fingerprint: str
+    secret: str
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**asdict(self), "head_token_ids": list(self.head_token_ids)}
+
+    @classmethod
+    def from_vllm_config(cls, vllm_config: Any) -> ConnectorSettings:
+        wire = vllm_config.kv_transfer_config.kv_connector_extra_config.get("cachecraft")
+        if wire is None:
+            raise InvalidInput(
+                "kv_connector_extra_config has no 'cachecraft' section: start the engine with ChunkEngine, which fills it"
+            )
+        return cls(**{**wire, "head_token_ids": tuple(wire["head_token_ids"])})

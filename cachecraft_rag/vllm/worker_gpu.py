@@ -1,0 +1,15 @@
+"""vLLM's GPU worker, handing the loaded model to the connector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from cachecraft_rag.vllm.connector import bind_loaded_model
+
+
+class CachecraftGPUWorker(Worker):
+    def initialize_from_config(self, kv_cache_config: Any) -> None:
+        super().initialize_from_config(kv_cache_config)
+        bind_loaded_model(self)

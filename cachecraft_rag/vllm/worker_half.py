@@ -1,0 +1,199 @@
+"""The data plane: carries out plans on the worker, one slice per engine step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+
+from cachecraft_rag.kernels import RotarySpec, rotate
+from cachecraft_rag.reuse import CaptureSpan, StagedSpan, positions_to_runs
+from cachecraft_rag.reuse.runs import first_rows
+from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
+from cachecraft_rag.vllm.capture import CaptureRows
+from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart, slots
+from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
+from cachecraft_rag.vllm.rotary_layers import rotary_specs
+from cachecraft_rag.vllm.versions import max_runs_per_slice
+
+
+@dataclass
+class _RunningPlan:
+    """A plan that was begun. `cursor`: how many positions of `plan.compute` are done."""
+
+    message: PlanMessage
+    cursor: int = 0
+    staged: bool = False
+    slices: int = 0
+    staging_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    missing: list[int] = field(default_factory=list)
+    captures: dict[CaptureSpan, ChunkKv] = field(default_factory=dict)
+
+    @property
+    def remaining(self) -> int:
+        return self.message.plan.compute.size - self.cursor
+
+    def result(self, cancelled: bool = False) -> PlanResult:
+        return PlanResult(
+            self.staging_seconds, self.compute_seconds, self.slices, self.cursor, tuple(self.missing), cancelled
+        )
+
+
+class WorkerHalf:
+    """Keeps the tensors of stored chunks and the queue of plans.
+
+    `step` is called once per engine step. A plan ends exactly once, done or cancelled; from then on nothing is written
+    to its blocks, and `take_finished` names its request.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, kv_cache_config: Any, model: torch.nn.Module, device: torch.device):
+        self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
+        self._device = device
+        self._rotary: list[RotarySpec | None] = rotary_specs(model, self._forward.layer_names)
+        spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._store = HostMemoryStore(len(self._forward.layers), spec.num_kv_heads, spec.head_size, spec.dtype)
+        self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
+        self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])
+        self._queue: dict[PlanId, _RunningPlan] = {}
+        self._finished: set[str] = set()
+        self._report = WorkerMetadata()
+        self._changed = False
+
+    def step(self, metadata: ConnectorMetadata) -> None:
+        """Take in what the scheduler half decided, then run one slice."""
+        for handle in metadata.freed:
+            self._store.free(handle)
+            self._changed = True
+        for plan_id in metadata.cancelled:
+            running = self._queue.pop(plan_id, None)
+            if running is not None:
+                self._end(plan_id, running.result(cancelled=True))
+        for message in metadata.plans:
+            self._queue[message.plan_id] = _RunningPlan(message)
+        if self._queue:
+            self._run_slice()
+
+    def take_finished(self) -> set[str]:
+        """Requests whose plan ended since the last call."""
+        finished, self._finished = self._finished, set()
+        return finished
+
+    def take_report(self) -> WorkerMetadata | None:
+        """What happened since the last call, None where nothing did."""
+        if not self._changed:
+            return None
+        report, self._report = self._report, WorkerMetadata()
+        report.store_bytes = self._store.nbytes
+        self._changed = False
+        return report
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._forward.close()
+
+    def _end(self, plan_id: PlanId, result: PlanResult) -> None:
+        self._finished.add(plan_id[0])
+        self._report.results[plan_id] = result
+        self._changed = True
+
+    def _run_slice(self) -> None:
+        taken: list[tuple[_RunningPlan, SlicePart]] = []
+        captures: list[CaptureRows] = []
+        rows_left, runs_left, row = self._max_rows, self._max_runs, 0
+        for running in self._queue.values():
+            if rows_left <= 0 or runs_left <= 0:
+                break
+            if not running.staged:
+                self._stage(running)
+            plan = running.message.plan
+            positions = plan.compute[running.cursor :]
+            rows = first_rows(positions, rows_left, runs_left)
+            if rows == 0:
+                continue
+            positions = positions[:rows]
+            taken.append(
+                (running, SlicePart(positions, running.message.token_ids[positions], running.message.block_ids))
+            )
+            captures += self._captures(running, positions, row)
+            rows_left -= rows
+            runs_left -= len(positions_to_runs(positions))
+            row += rows
+        if taken:
+            self._compute(taken, captures)
+        for plan_id, running in list(self._queue.items()):
+            if running.staged and running.remaining == 0:
+                del self._queue[plan_id]
+                for span, kv in running.captures.items():
+                    self._store.put(span.handle, kv)
+                    self._report.stored.append(span.handle)
+                self._end(plan_id, running.result())
+
+    def _compute(self, taken: list[tuple[_RunningPlan, SlicePart]], captures: list[CaptureRows]) -> None:
+        started = time.perf_counter()
+        self._forward.recorder.rows = tuple(captures)
+        try:
+            self._forward.run([part for _, part in taken])
+        finally:
+            self._forward.recorder.rows = ()
+        seconds = time.perf_counter() - started
+        rows = sum(part.positions.size for _, part in taken)
+        for running, part in taken:
+            running.cursor += part.positions.size
+            running.slices += 1
+            running.compute_seconds += seconds * part.positions.size / rows
+
+    def _captures(self, running: _RunningPlan, positions: Any, first_row: int) -> Iterable[CaptureRows]:
+        for span in running.message.plan.captures:
+            start, stop = np.searchsorted(positions, (span.start, span.stop))
+            if start == stop:
+                continue
+            if span not in running.captures:
+                running.captures[span] = self._store.allocate(span.stop - span.start)
+            offset = int(positions[start]) - span.start
+            yield CaptureRows(running.captures[span], first_row + int(start), first_row + int(stop), offset)
+
+    def _stage(self, running: _RunningPlan) -> None:
+        """Write all cached spans of a plan into its blocks. What is not there is computed instead."""
+        started = time.perf_counter()
+        plan = running.message.plan
+        lost: list[StagedSpan] = []
+        for span in plan.staged:
+            kv = self._store.get(span.handle)
+            if kv is None or kv.key.shape[1] < span.source_start + span.stop - span.start:
+                lost.append(span)
+            else:
+                self._write(span, kv, running.message)
+        if lost:
+            extra = [np.arange(span.start, span.stop) for span in lost]
+            compute = np.union1d(plan.compute, np.concatenate(extra)).astype(np.int64)
+            running.message = replace(running.message, plan=replace(plan, compute=compute))
+            running.missing = [span.handle for span in lost]
+        running.staged = True
+        running.staging_seconds = time.perf_counter() - started
+
+    @torch.inference_mode()
+    def _write(self, span: StagedSpan, kv: ChunkKv, message: PlanMessage) -> None:
+        rows = slice(span.source_start, span.source_start + span.stop - span.start)
+        positions = np.arange(span.start, span.stop)
+        slot_mapping = self._forward.to_device(slots(positions, message.block_ids, self._forward.block_size))
+        value = kv.value[:, rows].to(self._device, non_blocking=True)
+        key = self._rotated(kv.key[:, rows].to(self._device, non_blocking=True), span.delta)
+        for layer in range(len(self._forward.layers)):
+            self._forward.write(layer, key[layer], value[layer], slot_mapping)
+
+    def _rotated(self, key: torch.Tensor, delta: int) -> torch.Tensor:
+        """`key`: [layers, rows, kv_heads, head_size], turned by `delta` positions; the stored tensor is left alone."""
+        first = self._rotary[0]
+        if delta == 0:
+            return key
+        if first is not None and all(spec == first for spec in self._rotary):
+            return rotate(key, first, delta)
+        return torch.stack(
+            [layer if spec is None else rotate(layer, spec, delta) for layer, spec in zip(key, self._rotary, strict=True)]
+        )

