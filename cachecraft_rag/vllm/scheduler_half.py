@@ -176,7 +176,9 @@ class SchedulerHalf:
                 self._index.release(handle)
             if result.missing:
                 logger.warning(
-                    "%d stored pieces of request %s were gone; their tokens were computed", len(result.missing), plan_id[0]
+                    "%d stored pieces of request %s were gone; their tokens were computed",
+                    len(result.missing),
+                    plan_id[0],
                 )
             state = self._requests.get(plan_id[0])
             if state is not None:
@@ -213,7 +215,9 @@ class SchedulerHalf:
     def _found_all_in_prefix_cache(self, request: Any, state: _RequestState) -> None:
         tokens = request.num_prompt_tokens
         state.prefix_cache_tokens = tokens - 1
-        state.findings = self._classifier.classify(state.params, state.token_ids, store=False, lower=tokens, upper=tokens)
+        state.findings = self._classifier.classify(
+            state.params, state.token_ids, store=False, lower=tokens, upper=tokens
+        )
         for finding in state.findings:
             if finding.segment.handle is not None:
                 self._index.release(finding.segment.handle)
@@ -264,5 +268,3 @@ def _end(request: Any) -> int:
     """
     prompt_tokens: int = request.num_prompt_tokens
     return prompt_tokens if request.num_tokens > prompt_tokens else prompt_tokens - 1
-
-

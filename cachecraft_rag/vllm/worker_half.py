@@ -195,5 +195,8 @@ class WorkerHalf:
         if first is not None and all(spec == first for spec in self._rotary):
             return rotate(key, first, delta)
         return torch.stack(
-            [layer if spec is None else rotate(layer, spec, delta) for layer, spec in zip(key, self._rotary, strict=True)]
+            [
+                layer if spec is None else rotate(layer, spec, delta)
+                for layer, spec in zip(key, self._rotary, strict=True)
+            ]
         )

@@ -1,0 +1,231 @@
+"""The one door: an embedded vLLM that reuses the KV of chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from cachecraft_rag.answer import Answer, Delta, PrewarmReport
+from cachecraft_rag.background import BackgroundLoop
+from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.errors import EngineClosed, InvalidInput
+from cachecraft_rag.prompt import ChunkPrompt
+from cachecraft_rag.report import RequestReport
+from cachecraft_rag.reuse import get_policy
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from cachecraft_rag.tokenise import PromptTokenizer
+
+
+class ChunkEngine:
+    """Generates answers over chunks whose KV is kept and reused at any position.
+
+    All methods may be called from any thread and any event loop at once; vLLM batches what is in flight. Methods that
+    begin with `a` are the same for tasks. Close it, or use it as a context manager: only then is its memory freed.
+
+    Starting takes some seconds: the model is loaded. Since the engine is a process of its own, a script must start it
+    under `if __name__ == "__main__":`.
+    """
+
+    def __init__(self, config: EngineConfig | str, **options: Any) -> None:
+        """`config`, or the model's name or folder with the options of `EngineConfig` as keywords.
+
+        Raises `InvalidInput`, `UnsupportedModel` or `UnsupportedVllm` before anything heavy is loaded where it can.
+        """
+        self.config = config if isinstance(config, EngineConfig) else EngineConfig(config, **options)
+        if isinstance(config, EngineConfig) and options:
+            self.config = replace(config, **options)
+        get_policy(self.config.policy)
+        from cachecraft_rag.vllm.client import EngineClient
+
+        self._last_report: RequestReport | None = None
+        self._loop = BackgroundLoop("cachecraft-engine")
+        try:
+            self._client = self._loop.run(EngineClient.start(self.config))
+        except BaseException:
+            self._loop.close()
+            raise
+        self._closed = False
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        return self._client.tokenizer
+
+    @property
+    def report(self) -> RequestReport | None:
+        """The report of the chunk request that finished last; each `Answer` has its own."""
+        return self._last_report
+
+    def generate(self, prompt: ChunkPrompt, sampling: SamplingParams | None = None, **options: Any) -> Answer:
+        """The answer to one prompt.
+
+        `sampling`: vLLM's SamplingParams, or its fields as keywords (max_tokens, temperature, stop, ...), greedy and
+        256 tokens by default. Further keywords: `policy`, `recompute_ratio`, `min_run` and `namespace` override the
+        engine's for this request; `reuse=False` sends a plain request that vLLM prefills as always.
+
+        Raises `InvalidInput` for what cannot be sent: an empty prompt, one too long for the model, unknown keywords.
+        """
+        return self._open().run(self._generate(prompt, sampling, options))
+
+    async def agenerate(self, prompt: ChunkPrompt, sampling: SamplingParams | None = None, **options: Any) -> Answer:
+        """`generate` for tasks; cancelling the task aborts the request and frees its blocks."""
+        return await self._open().run_async(self._generate(prompt, sampling, options))
+
+    def generate_batch(
+        self, prompts: Sequence[ChunkPrompt], sampling: SamplingParams | None = None, **options: Any
+    ) -> list[Answer]:
+        """Answers in the order of `prompts`, all in flight at once."""
+        loop = self._open()
+        futures = [loop.submit(self._generate(prompt, sampling, options)) for prompt in prompts]
+        try:
+            return [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def stream(self, prompt: ChunkPrompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[Delta]:
+        """Pieces of the answer as they are made. Closing the iterator aborts the request and frees its blocks."""
+        return self._open().iterate(self._stream(prompt, sampling, options))
+
+    def astream(
+        self, prompt: ChunkPrompt, sampling: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[Delta]:
+        """`stream` for tasks."""
+        return self._open().iterate_async(self._stream(prompt, sampling, options))
+
+    def prewarm(
+        self,
+        chunks: Iterable[Chunk | str],
+        *,
+        namespace: str | None = None,
+        pin: bool = False,
+        progress: bool = True,
+    ) -> PrewarmReport:
+        """Compute and keep the KV of chunks that are not stored yet; `pin` keeps them from being evicted.
+
+        Raises `InvalidInput`, before anything is computed, for a chunk too long for the model's context.
+        """
+        return self._open().run(self._prewarm(chunks, namespace, pin, progress))
+
+    async def aprewarm(
+        self,
+        chunks: Iterable[Chunk | str],
+        *,
+        namespace: str | None = None,
+        pin: bool = False,
+        progress: bool = False,
+    ) -> PrewarmReport:
+        return await self._open().run_async(self._prewarm(chunks, namespace, pin, progress))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the store: bytes used and allowed, chunks, stored, evicted, deleted, rejected."""
+        return self._open().run(self._client.control({"op": "stats"}))
+
+    async def astats(self) -> dict[str, Any]:
+        return await self._open().run_async(self._client.control({"op": "stats"}))
+
+    def check(self) -> list[str]:
+        """Faults found in the store's books, one sentence each; empty where all is well."""
+        faults: list[str] = self._open().run(self._client.control({"op": "check"}))["faults"]
+        return faults
+
+    def delete(
+        self,
+        *,
+        chunk_ids: Iterable[str] | None = None,
+        document_id: str | None = None,
+        everything: bool = False,
+        namespace: str | None = None,
+    ) -> list[str]:
+        """Drop stored KV of one namespace: of chunks, of a document's chunks that no other shares, or of all.
+
+        Returns the ids of the chunks that are gone. Exactly one of the three must be given.
+        """
+        return self._open().run(self._client.delete(chunk_ids, document_id, everything, namespace))
+
+    async def adelete(
+        self,
+        *,
+        chunk_ids: Iterable[str] | None = None,
+        document_id: str | None = None,
+        everything: bool = False,
+        namespace: str | None = None,
+    ) -> list[str]:
+        return await self._open().run_async(self._client.delete(chunk_ids, document_id, everything, namespace))
+
+    def pin(self, chunk_ids: Iterable[str], *, pinned: bool = True, namespace: str | None = None) -> list[str]:
+        """Keep stored chunks from being evicted (or let them go again); returns the ids that are stored."""
+        control = {"op": "pin", "chunk_ids": list(chunk_ids), "pinned": pinned}
+        found: list[str] = self._open().run(self._client.control(control, namespace))["pinned"]
+        return found
+
+    def close(self) -> None:
+        """End the engine process and free its memory. Requests in flight are aborted. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._loop.run(self._client.close())
+            self._loop.close()
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._loop.run_async(self._client.close())
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def _open(self) -> BackgroundLoop:
+        if self._closed:
+            raise EngineClosed("this engine is closed; start another ChunkEngine")
+        return self._loop
+
+    async def _generate(self, prompt: ChunkPrompt, sampling: Any, options: dict[str, Any]) -> Answer:
+        answer: Answer | None = None
+        async for delta in self._stream(prompt, sampling, options):
+            answer = delta.answer
+        assert answer is not None
+        return answer
+
+    async def _stream(self, prompt: ChunkPrompt, sampling: Any, options: dict[str, Any]) -> AsyncIterator[Delta]:
+        started = time.perf_counter()
+        if isinstance(prompt, str):
+            raise InvalidInput(
+                f"prompt={prompt[:40]!r} is a str; give ChunkPrompt.chat(chunks, question) or ChunkPrompt.from_parts([...])"
+            )
+        stream = self._client.stream(prompt, sampling, options, started)
+        try:
+            async for delta in stream:
+                if delta.answer is not None and delta.answer.report is not None:
+                    self._last_report = delta.answer.report
+                yield delta
+        finally:
+            await stream.aclose()
+
+    async def _prewarm(
+        self, chunks: Iterable[Chunk | str], namespace: str | None, pin: bool, progress: bool
+    ) -> PrewarmReport:
+        from cachecraft_rag.vllm.prewarm import prewarm
+
+        return await prewarm(
+            self._client, [Chunk.of(chunk) for chunk in chunks], namespace=namespace, pin=pin, progress=progress
+        )

@@ -1,0 +1,207 @@
+"""The front end of an embedded engine, on its event loop: encodes prompts, sends them, reads answers and reports."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cachecraft_rag.answer import Answer, Delta
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.errors import CachecraftError, InvalidInput
+from cachecraft_rag.prompt import ChunkPrompt
+from cachecraft_rag.report import Outcome, RequestReport
+from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
+from cachecraft_rag.vllm.launch import make_settings, start_async_llm
+from cachecraft_rag.vllm.protocol import RequestParams
+from cachecraft_rag.vllm.salts import cache_salt
+from cachecraft_rag.vllm.sampling import make_sampling
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from cachecraft_rag.vllm.settings import ConnectorSettings
+
+_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse")
+
+
+class EngineClient:
+    """One AsyncLLM with the connector in it. All methods run on the loop it was started on."""
+
+    def __init__(self, config: EngineConfig, llm: AsyncLLM, tokenizer: PromptTokenizer, settings: ConnectorSettings):
+        self.config = config
+        self.tokenizer = tokenizer
+        self._llm = llm
+        self._settings = settings
+        self._numbers = itertools.count()
+        self._background: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> EngineClient:
+        tokenizer = PromptTokenizer.from_pretrained(config.model, default_system=config.default_system)
+        settings = make_settings(config, tokenizer)
+        return cls(config, start_async_llm(config, settings), tokenizer, settings)
+
+    @property
+    def max_model_len(self) -> int:
+        length: int = self._llm.vllm_config.model_config.max_model_len
+        return length
+
+    async def stream(
+        self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
+    ) -> AsyncGenerator[Delta, None]:
+        """Deltas of one answer. A closed generator aborts the request."""
+        own = {name: options[name] for name in _OWN_OPTIONS if name in options}
+        rest = {name: value for name, value in options.items() if name not in own}
+        sampling = make_sampling(sampling, rest)
+        encoded = self.tokenizer.encode(prompt)
+        self._check_length(len(encoded.token_ids), sampling.max_tokens)
+        reuse = bool(own.pop("reuse", True)) and bool(encoded.chunks)
+        params = self.request_params(encoded, **own) if reuse else None
+        texts: list[str] = []
+        token_ids: list[int] = []
+        logprobs: list[Mapping[int, Any]] = []
+        first_token_seconds: float | None = None
+        async for output in self.submit(encoded.token_ids, sampling, params):
+            if first_token_seconds is None:
+                first_token_seconds = time.perf_counter() - started
+            completion = output.outputs[0]
+            texts.append(completion.text)
+            token_ids += completion.token_ids
+            logprobs += completion.logprobs or []
+            if not output.finished:
+                yield Delta(completion.text, tuple(completion.token_ids))
+                continue
+            report = _report(output, first_token_seconds)
+            if report is not None and params is not None and self.config.store_misses:
+                await self._store_misses(encoded, report, params.namespace)
+            answer = Answer(
+                text="".join(texts),
+                token_ids=tuple(token_ids),
+                prompt_tokens=len(encoded.token_ids),
+                finish_reason=completion.finish_reason,
+                first_token_seconds=first_token_seconds,
+                report=report,
+                logprobs=tuple(logprobs) if sampling.logprobs is not None else None,
+                stop_reason=completion.stop_reason,
+            )
+            yield Delta(completion.text, tuple(completion.token_ids), answer)
+
+    def request_params(
+        self,
+        encoded: EncodedPrompt,
+        *,
+        policy: str | None = None,
+        recompute_ratio: float | None = None,
+        min_run: int | None = None,
+        namespace: str | None = None,
+        prewarm: bool = False,
+    ) -> RequestParams:
+        """The connector's side of a request; what is not given is the engine's."""
+        ratio = self.config.recompute_ratio if recompute_ratio is None else recompute_ratio
+        if not 0.0 <= ratio <= 1.0:
+            raise InvalidInput(f"recompute_ratio={ratio!r} is not a share: give a number from 0 to 1")
+        return RequestParams(
+            namespace=self.config.namespace if namespace is None else namespace,
+            policy=get_policy(policy or self.config.policy).name,
+            ratio=float(ratio),
+            min_run=min_run or self.config.min_run,
+            segments=tuple((s.start, s.stop, s.chunk_id, s.digest, s.document_id) for s in encoded.segments),
+            prewarm=prewarm,
+        )
+
+    async def submit(
+        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None
+    ) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs for a prompt of token ids; with `params` None a plain request."""
+        prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+        if params is not None:
+            prompt["cache_salt"] = cache_salt(self._settings.secret, params)
+            sampling.extra_args = {
+                **(sampling.extra_args or {}),
+                "kv_transfer_params": {"cachecraft": params.to_wire()},
+            }
+        outputs = self._llm.generate(prompt, sampling, f"cachecraft-{next(self._numbers)}")
+        try:
+            async for output in outputs:
+                yield output
+        finally:
+            await outputs.aclose()
+
+    async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
+        """Ask the store; see `vllm.control` for the operations."""
+        params = RequestParams(namespace or self.config.namespace, "none", 0.0, 1, (), control=control)
+        token_id = (self.tokenizer.head_token_ids or (0,))[0]
+        async for output in self.submit(
+            [token_id], make_sampling(None, {"max_tokens": 1, "detokenize": False}), params
+        ):
+            if output.finished:
+                answer: dict[str, Any] = output.kv_transfer_params["cachecraft"]["answer"]
+                if "error" in answer:
+                    raise CachecraftError(answer["error"])
+                return answer
+        raise CachecraftError("the engine ended without an answer to a question to its store")
+
+    async def delete(
+        self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
+    ) -> list[str]:
+        if (chunk_ids is not None) + (document_id is not None) + everything != 1:
+            raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")
+        control: dict[str, Any] = {"op": "delete"}
+        if chunk_ids is not None:
+            control["chunk_ids"] = list(chunk_ids)
+        if document_id is not None:
+            control["document_id"] = document_id
+        deleted: list[str] = (await self.control(control, namespace))["deleted"]
+        return deleted
+
+    async def close(self) -> None:
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self._llm.shutdown)
+
+    def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
+        limit = self.max_model_len
+        if prompt_tokens + 1 > limit:
+            raise InvalidInput(
+                f"the prompt has {prompt_tokens} tokens but the model's context holds {limit}, one of them for the "
+                "answer; give fewer or shorter chunks, or raise max_model_len"
+            )
+        if max_tokens is not None and prompt_tokens + max_tokens > limit:
+            raise InvalidInput(
+                f"the prompt's {prompt_tokens} tokens and max_tokens={max_tokens} exceed the model's context of {limit}; "
+                "lower max_tokens or give fewer chunks"
+            )
+
+    async def _store_misses(self, encoded: EncodedPrompt, report: RequestReport, namespace: str) -> None:
+        """Begin to store the canonical KV of missed chunks, as requests queued behind those that are waiting now."""
+        from cachecraft_rag.vllm.prewarm import encode_for_prewarm, prewarm_one
+
+        missed = {
+            chunk.offset
+            for chunk in report.chunks
+            if chunk.outcome is Outcome.MISS and chunk.reason.startswith("not in")
+        }
+        seen = set()
+        for segment in encoded.chunks:
+            if segment.start not in missed or segment.digest in seen or segment.chunk_id is None:
+                continue
+            seen.add(segment.digest)
+            token_ids = encoded.token_ids[segment.start : segment.stop]
+            prompt = encode_for_prewarm(self.tokenizer.head_token_ids, token_ids, segment)
+            if len(prompt.token_ids) >= self.max_model_len:
+                continue
+            queued = asyncio.Event()
+            task = asyncio.create_task(prewarm_one(self, prompt, namespace, queued))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+            await queued.wait()
+
+
+def _report(output: Any, first_token_seconds: float) -> RequestReport | None:
+    wire = (output.kv_transfer_params or {}).get("cachecraft")
+    return RequestReport.from_dict(wire["report"]).with_first_token(first_token_seconds) if wire else None

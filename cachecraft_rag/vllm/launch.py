@@ -1,0 +1,133 @@
+"""Starting an embedded AsyncLLM with the connector in it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.tokenise import PromptTokenizer
+from cachecraft_rag.vllm.versions import check_version
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from cachecraft_rag.vllm.settings import ConnectorSettings
+
+GIB = 1 << 30
+_DEFAULT_CPU_KV_CACHE_GB = 4.0
+
+
+def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> ConnectorSettings:
+    """What the connector is told at start; the weights' folder is found by name where the model is not a folder."""
+    from cachecraft_rag.store.keys import weights_fingerprint
+    from cachecraft_rag.vllm.settings import ConnectorSettings
+
+    return ConnectorSettings(
+        store_bytes=int(config.cpu_store_gb * GIB),
+        min_chunk_tokens=config.min_chunk_tokens,
+        store_misses=config.store_misses,
+        head_token_ids=tokenizer.head_token_ids,
+        tokenizer_fingerprint=tokenizer.fingerprint(),
+        weights_fingerprint=weights_fingerprint(_model_dir(config.model)),
+        secret=secrets.token_hex(16),
+    )
+
+
+def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) -> AsyncLLM:
+    """Start the engine; with `settings` None a plain vLLM with the same options, for comparison.
+
+    Must be called in the event loop that will use it. Blocks until the model is loaded.
+    """
+    check_version()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    with _environment(config):
+        arguments = _engine_arguments(config, settings)
+        try:
+            engine_args = AsyncEngineArgs(**arguments)
+        except TypeError as error:
+            raise InvalidInput(f"vllm_args holds what vLLM's AsyncEngineArgs does not know: {error}") from error
+        vllm_config = engine_args.create_engine_config()
+        if settings is not None:
+            from cachecraft_rag.vllm.support import check_support
+
+            check_support(vllm_config)
+        return AsyncLLM.from_engine_args(engine_args)
+
+
+def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) -> dict[str, Any]:
+    from vllm.platforms import current_platform
+
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "enforce_eager": config.enforce_eager,
+        "disable_hybrid_kv_cache_manager": True,
+    }
+    for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"):
+        if getattr(config, name) is not None:
+            arguments[name] = getattr(config, name)
+    kv_cache_gb = config.kv_cache_gb
+    if kv_cache_gb is None and current_platform.is_cpu():
+        kv_cache_gb = _DEFAULT_CPU_KV_CACHE_GB
+    if kv_cache_gb is not None:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * GIB)
+    if current_platform.is_cpu():
+        arguments["distributed_executor_backend"] = "uni"
+    if settings is not None:
+        from vllm.config import KVTransferConfig
+
+        from cachecraft_rag.vllm.versions import worker_class
+
+        arguments["worker_cls"] = worker_class()
+        arguments["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="CachecraftConnector",
+            kv_connector_module_path="cachecraft_rag.vllm.connector",
+            kv_role="kv_both",
+            kv_connector_extra_config={"cachecraft": settings.to_wire()},
+        )
+    arguments.update(config.vllm_args)
+    return arguments
+
+
+@contextmanager
+def _environment(config: EngineConfig) -> Iterator[None]:
+    """Variables that the engine process inherits; the caller's own are put back."""
+    wanted = {
+        # One engine process does it all: vLLM would otherwise put its CPU worker into a process of its own.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": str(config.threads or len(os.sched_getaffinity(0))),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _model_dir(model: str) -> Path:
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(model, allow_patterns=["config.json", "*.safetensors"]))

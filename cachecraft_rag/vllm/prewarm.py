@@ -1,0 +1,134 @@
+"""Storing chunks ahead of the questions: each as a request of its own behind the canonical head."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from cachecraft_rag.answer import PrewarmReport
+from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.report import Outcome, RequestReport
+from cachecraft_rag.tokenise import EncodedPrompt, Segment
+from cachecraft_rag.vllm.sampling import make_sampling
+
+if TYPE_CHECKING:
+    from cachecraft_rag.vllm.client import EngineClient
+
+_IN_FLIGHT = 256
+_LOOKUP_BATCH = 1000
+
+
+def encode_for_prewarm(head: Sequence[int], token_ids: Sequence[int], chunk: Segment) -> EncodedPrompt:
+    """Head, chunk, and one token more: vLLM computes the last token of any prompt itself, out of our sight."""
+    start, stop = len(head), len(head) + len(token_ids)
+    segments = [Segment("chunk", start, stop, chunk.chunk_id, chunk.digest, chunk.document_id)]
+    if start:
+        segments.insert(0, Segment("text", 0, start))
+    segments.append(Segment("text", stop, stop + 1))
+    return EncodedPrompt((*head, *token_ids, token_ids[-1]), tuple(segments))
+
+
+async def prewarm_one(
+    client: EngineClient, prompt: EncodedPrompt, namespace: str | None, queued: asyncio.Event | None = None
+) -> RequestReport | None:
+    """Send one prewarm and wait for its report. `queued` is set once the engine has the request."""
+    params = client.request_params(prompt, namespace=namespace, policy="none", recompute_ratio=0.0, prewarm=True)
+    sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
+    outputs = client.submit(prompt.token_ids, sampling, params)
+    report = None
+    try:
+        step = asyncio.ensure_future(anext(outputs))
+        await asyncio.sleep(0)
+        if queued is not None:
+            asyncio.get_running_loop().call_soon(queued.set)
+        output: Any = await step
+        if output.finished:
+            report = RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"])
+    finally:
+        if queued is not None:
+            queued.set()
+        await outputs.aclose()
+    return report
+
+
+async def prewarm(
+    client: EngineClient, chunks: Sequence[Chunk], *, namespace: str | None, pin: bool, progress: bool
+) -> PrewarmReport:
+    """Store the chunks that are not stored; equal texts are computed once."""
+    started = time.perf_counter()
+    prompts = _encode_all(client, chunks)
+    missing = await _missing(client, chunks, namespace, pin)
+    present = [chunk.id for number, chunk in enumerate(chunks) if number not in missing]
+    waiting = {chunks[number].digest: number for number in reversed(sorted(missing))}
+    stored: list[str] = []
+    refused: dict[str, str] = {}
+    tokens = 0
+    limit = asyncio.Semaphore(_IN_FLIGHT)
+
+    async def one(number: int) -> tuple[int, RequestReport | None]:
+        async with limit:
+            return number, await prewarm_one(client, prompts[number], namespace)
+
+    with _progress_bar(len(waiting), progress) as advance:
+        tasks = [asyncio.create_task(one(number)) for number in waiting.values()]
+        try:
+            for done in asyncio.as_completed(tasks):
+                number, report = await done
+                line = report.chunks[0] if report is not None else None
+                if line is not None and line.outcome is Outcome.HIT:
+                    present.append(line.chunk_id)
+                elif line is not None and line.reason.endswith("stored now"):
+                    stored.append(line.chunk_id)
+                    tokens += line.tokens
+                else:
+                    refused[chunks[number].id] = line.reason if line is not None else "the engine gave no report"
+                advance()
+        finally:
+            for task in tasks:
+                task.cancel()
+    if len(missing) > len(waiting) or (pin and stored):
+        await _missing(client, chunks, namespace, pin)  # documents that share a text, pins of what is stored now
+    return PrewarmReport(tuple(stored), tuple(dict.fromkeys(present)), refused, tokens, time.perf_counter() - started)
+
+
+def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPrompt]:
+    head = client.tokenizer.head_token_ids
+    prompts = []
+    for chunk in chunks:
+        token_ids = client.tokenizer.encode_chunk(chunk)
+        segment = Segment("chunk", 0, len(token_ids), chunk.id, chunk.digest, chunk.document_id)
+        prompt = encode_for_prewarm(head, token_ids, segment)
+        if len(prompt.token_ids) >= client.max_model_len:
+            raise InvalidInput(
+                f"chunk {chunk.id} has {len(token_ids)} tokens, and {len(head)} of the head come before it, but the "
+                f"model's context holds {client.max_model_len}; split it into smaller chunks"
+            )
+        prompts.append(prompt)
+    return prompts
+
+
+async def _missing(client: EngineClient, chunks: Sequence[Chunk], namespace: str | None, pin: bool) -> set[int]:
+    missing: set[int] = set()
+    for first in range(0, len(chunks), _LOOKUP_BATCH):
+        batch = chunks[first : first + _LOOKUP_BATCH]
+        lines = [[chunk.id, chunk.digest, chunk.document_id] for chunk in batch]
+        answer = await client.control({"op": "missing", "chunks": lines, "pinned": pin}, namespace)
+        missing.update(first + number for number in answer["missing"])
+    return missing
+
+
+@contextmanager
+def _progress_bar(total: int, shown: bool) -> Iterator[Any]:
+    if not shown or total == 0:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("prewarming"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks"), TimeRemainingColumn())
+    with Progress(*columns, transient=True) as bar:
+        task = bar.add_task("prewarming", total=total)
+        yield lambda: bar.advance(task)
