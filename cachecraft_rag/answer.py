@@ -52,9 +52,7 @@ class PrewarmReport:
 
     def __str__(self) -> str:
         rate = f" ({self.tokens / self.seconds:,.0f} tokens/s)" if self.seconds and self.tokens else ""
-        lines = [
-            f"{len(self.stored)} chunks stored, {self.tokens:,} tokens in {self.seconds:.2f} s{rate}; "
-            f"{len(self.present)} were there; {len(self.refused)} refused"
-        ]
+        summary = f"{len(self.stored)} chunks stored, {self.tokens:,} tokens in {self.seconds:.2f} s{rate}"
+        lines = [f"{summary}; {len(self.present)} were there; {len(self.refused)} refused"]
         lines += [f"  {chunk_id[:8]} refused: {reason}" for chunk_id, reason in self.refused.items()]
         return "\n".join(lines)

@@ -208,9 +208,10 @@ class ChunkEngine:
 
     async def _stream(self, prompt: ChunkPrompt, sampling: Any, options: dict[str, Any]) -> AsyncIterator[Delta]:
         started = time.perf_counter()
-        if isinstance(prompt, str):
+        if not isinstance(prompt, ChunkPrompt):
             raise InvalidInput(
-                f"prompt={prompt[:40]!r} is a str; give ChunkPrompt.chat(chunks, question) or ChunkPrompt.from_parts([...])"
+                f"prompt={prompt!r:.60} is not a ChunkPrompt; make one with ChunkPrompt.chat(chunks, question) or "
+                "ChunkPrompt.from_parts([...])"
             )
         stream = self._client.stream(prompt, sampling, options, started)
         try:

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+# How the reasons of misses begin and end; what is stored after an answer is told by them.
+NOT_STORED = "not in the store"
+STORED_NOW = "stored now"
+
+
 class Outcome(StrEnum):
     """HIT: the chunk's KV was reused. MISS: there was none. REFUSED: it could not be used, and the reason says why."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.report import Outcome
+from cachecraft_rag.report import NOT_STORED, STORED_NOW, Outcome
 from cachecraft_rag.reuse import PlanSegment
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.vllm.protocol import RequestParams
@@ -107,9 +107,9 @@ class Classifier:
         entry = self._index.get(key)
         if entry is None:
             if not store:
-                return Finding(segment, Outcome.MISS, "not in the store", number)
+                return Finding(segment, Outcome.MISS, NOT_STORED, number)
             handle = self._reserve(key, namespace, token_ids, segment.start, chunk_id, digest)
-            reason = "not in the store; stored now" if handle is not None else "not in the store, which has no room"
+            reason = f"{NOT_STORED}; {STORED_NOW}" if handle is not None else f"{NOT_STORED}, which has no room"
             return Finding(replace(segment, capture=handle), Outcome.MISS, reason, number)
         if not np.array_equal(entry.token_ids, token_ids):
             return Finding(segment, Outcome.REFUSED, "the stored token ids differ: a collision of keys", number)

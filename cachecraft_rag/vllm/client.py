@@ -12,7 +12,7 @@ from cachecraft_rag.answer import Answer, Delta
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
-from cachecraft_rag.report import Outcome, RequestReport
+from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
 from cachecraft_rag.vllm.launch import make_settings, start_async_llm
@@ -37,7 +37,7 @@ class EngineClient:
         self._llm = llm
         self._settings = settings
         self._numbers = itertools.count()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[RequestReport | None]] = set()
 
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
@@ -135,9 +135,8 @@ class EngineClient:
         """Ask the store; see `vllm.control` for the operations."""
         params = RequestParams(namespace or self.config.namespace, "none", 0.0, 1, (), control=control)
         token_id = (self.tokenizer.head_token_ids or (0,))[0]
-        async for output in self.submit(
-            [token_id], make_sampling(None, {"max_tokens": 1, "detokenize": False}), params
-        ):
+        sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
+        async for output in self.submit([token_id], sampling, params):
             if output.finished:
                 answer: dict[str, Any] = output.kv_transfer_params["cachecraft"]["answer"]
                 if "error" in answer:
@@ -173,19 +172,15 @@ class EngineClient:
             )
         if max_tokens is not None and prompt_tokens + max_tokens > limit:
             raise InvalidInput(
-                f"the prompt's {prompt_tokens} tokens and max_tokens={max_tokens} exceed the model's context of {limit}; "
-                "lower max_tokens or give fewer chunks"
+                f"the prompt's {prompt_tokens} tokens and max_tokens={max_tokens} exceed the model's context of "
+                f"{limit}; lower max_tokens or give fewer chunks"
             )
 
     async def _store_misses(self, encoded: EncodedPrompt, report: RequestReport, namespace: str) -> None:
         """Begin to store the canonical KV of missed chunks, as requests queued behind those that are waiting now."""
         from cachecraft_rag.vllm.prewarm import encode_for_prewarm, prewarm_one
 
-        missed = {
-            chunk.offset
-            for chunk in report.chunks
-            if chunk.outcome is Outcome.MISS and chunk.reason.startswith("not in")
-        }
+        missed = {chunk.offset for chunk in report.chunks if _is_unstored(chunk)}
         seen = set()
         for segment in encoded.chunks:
             if segment.start not in missed or segment.digest in seen or segment.chunk_id is None:
@@ -200,6 +195,12 @@ class EngineClient:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
             await queued.wait()
+
+
+def _is_unstored(chunk: ChunkReport) -> bool:
+    return (
+        chunk.outcome is Outcome.MISS and chunk.reason.startswith(NOT_STORED) and not chunk.reason.endswith(STORED_NOW)
+    )
 
 
 def _report(output: Any, first_token_seconds: float) -> RequestReport | None:

@@ -54,6 +54,7 @@ def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, 
     stored = {(e.chunk_id, e.digest): e for e in index if e.namespace == namespace and e.chunk_id is not None}
     missing = []
     for number, (chunk_id, digest, document_id) in enumerate(chunks):
+        assert chunk_id is not None
         entry = stored.get((chunk_id, digest))
         if entry is None or not entry.ready:
             missing.append(number)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from cachecraft_rag.answer import PrewarmReport
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
-from cachecraft_rag.report import Outcome, RequestReport
+from cachecraft_rag.report import STORED_NOW, Outcome, RequestReport
 from cachecraft_rag.tokenise import EncodedPrompt, Segment
 from cachecraft_rag.vllm.sampling import make_sampling
 
@@ -63,7 +63,7 @@ async def prewarm(
     prompts = _encode_all(client, chunks)
     missing = await _missing(client, chunks, namespace, pin)
     present = [chunk.id for number, chunk in enumerate(chunks) if number not in missing]
-    waiting = {chunks[number].digest: number for number in reversed(sorted(missing))}
+    waiting = {chunks[number].digest: number for number in sorted(missing, reverse=True)}
     stored: list[str] = []
     refused: dict[str, str] = {}
     tokens = 0
@@ -81,7 +81,7 @@ async def prewarm(
                 line = report.chunks[0] if report is not None else None
                 if line is not None and line.outcome is Outcome.HIT:
                     present.append(line.chunk_id)
-                elif line is not None and line.reason.endswith("stored now"):
+                elif line is not None and line.reason.endswith(STORED_NOW):
                     stored.append(line.chunk_id)
                     tokens += line.tokens
                 else:

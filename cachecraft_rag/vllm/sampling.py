@@ -26,9 +26,7 @@ def make_sampling(sampling: SamplingParams | None, options: Mapping[str, Any]) -
         try:
             made = SamplingParams(**{**DEFAULTS, **options})
         except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                f"these keywords are no sampling parameters of vLLM: {dict(options)!r} ({error})"
-            ) from error
+            raise InvalidInput(f"vLLM refuses the sampling parameters {dict(options)!r}: {error}") from error
     if made.n != 1:
         raise InvalidInput(f"n={made.n} is not supported: call generate_batch with the prompt {made.n} times")
     if "kv_transfer_params" in (made.extra_args or {}):

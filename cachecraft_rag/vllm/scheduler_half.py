@@ -175,11 +175,7 @@ class SchedulerHalf:
             for handle in flight.handles:
                 self._index.release(handle)
             if result.missing:
-                logger.warning(
-                    "%d stored pieces of request %s were gone; their tokens were computed",
-                    len(result.missing),
-                    plan_id[0],
-                )
+                logger.warning("%s: %d stored pieces were gone and were computed", plan_id[0], len(result.missing))
             state = self._requests.get(plan_id[0])
             if state is not None:
                 state.result = result

@@ -28,6 +28,6 @@ class ConnectorSettings:
         wire = vllm_config.kv_transfer_config.kv_connector_extra_config.get("cachecraft")
         if wire is None:
             raise InvalidInput(
-                "kv_connector_extra_config has no 'cachecraft' section: start the engine with ChunkEngine, which fills it"
+                "kv_connector_extra_config has no 'cachecraft' section; start it with ChunkEngine, which fills it"
             )
         return cls(**{**wire, "head_token_ids": tuple(wire["head_token_ids"])})

@@ -37,11 +37,11 @@ def _model_refusals(model: Any) -> Iterator[str]:
     if model.is_multimodal_model:
         yield f"{name} is multimodal, which is not proven; use its text-only sibling"
     if model.use_mla:
-        yield f"{name} uses multi-head latent attention (MLA), whose cache cannot be re-rotated; use a GQA or MHA model"
+        yield f"{name} uses multi-head latent attention (MLA), whose cache cannot be re-rotated; use a GQA model"
     if model.is_hybrid or model.is_attention_free:
-        yield f"{name} has recurrent or hybrid layers, whose state cannot be reused by chunk; use a pure attention model"
+        yield f"{name} has recurrent or hybrid layers, whose state has no chunks; use a pure attention model"
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        yield f"{name} uses a sliding window of {config.sliding_window} tokens, which is not proven; use a model without"
+        yield f"{name} has a sliding window of {config.sliding_window} tokens, not proven; use a model without one"
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if "mrope_section" in rope:
         yield f"{name} uses M-RoPE (positions in several dimensions), which is not proven; use a text-only model"

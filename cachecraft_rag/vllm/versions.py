@@ -9,7 +9,7 @@ from cachecraft_rag.errors import CachecraftError
 SUPPORTED = ("0.32",)
 
 
-class UnsupportedVllm(CachecraftError):
+class UnsupportedVllm(CachecraftError):  # noqa: N818
     """vLLM is absent or of a version that was not proven."""
 
 
@@ -32,8 +32,8 @@ def check_version() -> str:
         ) from None
     if not installed.startswith(tuple(f"{prefix}." for prefix in SUPPORTED)):
         raise UnsupportedVllm(
-            f"vLLM {installed} is installed but {', '.join(f'{prefix}.x' for prefix in SUPPORTED)} is what this version "
-            "of cachecraft_rag was proven with; install that, for example vllm==0.32.0"
+            f"vLLM {installed} is installed, but this version of cachecraft_rag is proven with "
+            f"{', '.join(f'{prefix}.x' for prefix in SUPPORTED)} only; install that, for example vllm==0.32.0"
         )
     return installed
 

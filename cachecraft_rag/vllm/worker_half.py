@@ -194,9 +194,5 @@ class WorkerHalf:
             return key
         if first is not None and all(spec == first for spec in self._rotary):
             return rotate(key, first, delta)
-        return torch.stack(
-            [
-                layer if spec is None else rotate(layer, spec, delta)
-                for layer, spec in zip(key, self._rotary, strict=True)
-            ]
-        )
+        layers = zip(key, self._rotary, strict=True)
+        return torch.stack([layer if spec is None else rotate(layer, spec, delta) for layer, spec in layers])
