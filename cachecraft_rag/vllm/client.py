@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from cachecraft_rag.vllm.settings import ConnectorSettings
 
-_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse")
+_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh")
 
 
 class EngineClient:
@@ -50,6 +51,10 @@ class EngineClient:
         length: int = self._llm.vllm_config.model_config.max_model_len
         return length
 
+    @property
+    def dtype(self) -> str:
+        return str(self._llm.vllm_config.model_config.dtype).removeprefix("torch.")
+
     async def stream(
         self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
     ) -> AsyncGenerator[Delta, None]:
@@ -59,13 +64,15 @@ class EngineClient:
         sampling = make_sampling(sampling, rest)
         encoded = self.tokenizer.encode(prompt)
         self._check_length(len(encoded.token_ids), sampling.max_tokens)
-        reuse = bool(own.pop("reuse", True)) and bool(encoded.chunks)
-        params = self.request_params(encoded, **own) if reuse else None
+        asked, fresh = bool(own.pop("reuse", True)), bool(own.pop("fresh", False))
+        if asked and fresh:
+            raise InvalidInput("fresh=True is for plain requests; give reuse=False with it")
+        params = self.request_params(encoded, **own) if asked and encoded.chunks else None
         texts: list[str] = []
         token_ids: list[int] = []
         logprobs: list[Mapping[int, Any]] = []
         first_token_seconds: float | None = None
-        async for output in self.submit(encoded.token_ids, sampling, params):
+        async for output in self.submit(encoded.token_ids, sampling, params, fresh=fresh):
             if first_token_seconds is None:
                 first_token_seconds = time.perf_counter() - started
             completion = output.outputs[0]
@@ -114,10 +121,15 @@ class EngineClient:
         )
 
     async def submit(
-        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None
+        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, fresh: bool = False
     ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a prompt of token ids; with `params` None a plain request."""
+        """vLLM's outputs for a prompt of token ids; with `params` None a plain request.
+
+        A `fresh` one finds nothing in vLLM's prefix cache.
+        """
         prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
+        if fresh:
+            prompt["cache_salt"] = secrets.token_hex(16)
         if params is not None:
             prompt["cache_salt"] = cache_salt(self._settings.secret, params)
             sampling.extra_args = {
