@@ -103,9 +103,7 @@ def _plain_noise(engine: ChunkEngine, case: Case, references: dict[ChunkPrompt, 
     for prompt in prompts:
         references[prompt] = engine.generate(prompt, reuse=False, fresh=True, **_SAMPLING)
     twice = [prompt for prompt in prompts for _ in range(2)]  # the second time finds the first's blocks
-    differences = [
-        compare(references[prompt], engine.generate(prompt, reuse=False, **_SAMPLING)) for prompt in twice
-    ]
+    differences = [compare(references[prompt], engine.generate(prompt, reuse=False, **_SAMPLING)) for prompt in twice]
     others = list(references)[-6:]
     together = engine.generate_batch(others, reuse=False, fresh=True, **_SAMPLING)
     differences += [compare(references[prompt], answer) for prompt, answer in zip(others, together, strict=True)]

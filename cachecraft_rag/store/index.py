@@ -38,11 +38,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """Counters since the start, and what is stored now (bytes, chunks)."""
+    """Counters since the start, and what is stored now (bytes, chunks, and tokens, the head's included)."""
 
     capacity_bytes: int
     used_bytes: int
     chunks: int
+    tokens: int
     pinned: int
     stored: int
     evicted: int
@@ -157,6 +158,7 @@ class KvIndex:
             capacity_bytes=self.capacity_bytes,
             used_bytes=self._used,
             chunks=len(chunks),
+            tokens=sum(entry.token_ids.size for entry in self._entries.values() if entry.ready),
             pinned=sum(entry.pinned for entry in chunks),
             stored=self._stored,
             evicted=self._evicted,

@@ -16,7 +16,7 @@ from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
-from cachecraft_rag.vllm.launch import make_settings, start_async_llm
+from cachecraft_rag.vllm.launch import make_settings, shut_down, start_async_llm
 from cachecraft_rag.vllm.protocol import RequestParams
 from cachecraft_rag.vllm.salts import cache_salt
 from cachecraft_rag.vllm.sampling import make_sampling
@@ -173,7 +173,8 @@ class EngineClient:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await asyncio.to_thread(self._llm.shutdown)
+        await shut_down(self._llm)
+        del self._llm  # its finaliser must not find a half torn down interpreter
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit = self.max_model_len

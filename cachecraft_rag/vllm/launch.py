@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -60,6 +61,15 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
 
             check_support(vllm_config)
         return AsyncLLM.from_engine_args(engine_args)
+
+
+async def shut_down(llm: AsyncLLM) -> None:
+    """End the engine process. Its output task goes first, since it takes a closed engine for a dead one."""
+    handler = getattr(llm, "output_handler", None)
+    if handler is not None:
+        handler.cancel()
+        await asyncio.gather(handler, return_exceptions=True)
+    await asyncio.to_thread(llm.shutdown)
 
 
 def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) -> dict[str, Any]:

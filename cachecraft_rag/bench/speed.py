@@ -1,0 +1,274 @@
+"""Time to first token over permuted chunks, ours beside plain vLLM: the numbers behind `cachecraft bench speed`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cachecraft_rag.bench.memory import child_processes, peak_bytes, reset_peak
+from cachecraft_rag.bench.plain import PlainEngine
+from cachecraft_rag.bench.text import chunk_of
+from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.engine import ChunkEngine
+from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.prompt import ChunkPrompt
+
+_QUESTION = "Which of these words stands nearest to the beginning?"
+PREWARM_CHUNKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One way to answer. Seconds are TTFT; `share_computed`: of the prompt's tokens, what the model ran.
+
+    `of_limit`: plain TTFT times `share_computed`, over ours; 1.0 would be a cost in proportion to the tokens.
+    """
+
+    policy: str
+    ratio: float
+    seconds: list[float]
+    median: float
+    share_computed: float
+    speedup_vs_plain: float
+    speedup_vs_prefix_cache: float
+    of_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedResult:
+    """What was measured, and on what. The flat fields are those of the policy and ratio that were asked for.
+
+    `prewarm_vs_plain`: seconds per chunk token of prewarming, over plain vLLM's for prefilling the same prompts.
+    Memory in bytes: peaks of the engine processes during requests; `memory_allowed` is plain's peak plus the store's
+    budget plus one request's KV.
+    """
+
+    model: str
+    dtype: str
+    policy: str
+    ratio: float
+    prompt_tokens: int
+    chunks: int
+    chunk_tokens: int
+    repetitions: int
+    plain: float
+    prefix_cache: float
+    ours: float
+    speedup_vs_plain: float
+    speedup_vs_prefix_cache: float
+    share_computed: float
+    of_limit: float
+    prewarm_vs_plain: float
+    prewarm_tokens_per_second: float
+    memory_plain: int
+    memory_ours: int
+    memory_allowed: int
+    plain_seconds: list[float]
+    prefix_cache_seconds: list[float]
+    variants: tuple[Measured, ...]
+    machine: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        prompt = f"{self.prompt_tokens} tokens, {self.chunks} chunks of {self.chunk_tokens}"
+        lines = [
+            f"{self.model}, {self.dtype}: {prompt}; medians of {self.repetitions} repetitions, each a new order",
+            f"  plain vLLM                 {self.plain:8.3f} s to the first token",
+            f"  vLLM with prefix caching   {self.prefix_cache:8.3f} s",
+        ]
+        lines += [
+            f"  {f'{v.policy} at {v.ratio:g}':<26} {v.median:8.3f} s   {v.speedup_vs_plain:5.1f}x plain   "
+            f"{v.speedup_vs_prefix_cache:5.1f}x prefix caching   {v.share_computed:6.1%} computed   "
+            f"{v.of_limit:4.0%} of the limit"
+            for v in self.variants
+        ]
+        lines.append(
+            f"  prewarming {self.prewarm_tokens_per_second:,.0f} tokens/s, {self.prewarm_vs_plain:.2f} times plain "
+            f"vLLM's seconds per token; peak memory {self.memory_ours / 2**20:,.0f} MiB, plain vLLM "
+            f"{self.memory_plain / 2**20:,.0f}, allowed {self.memory_allowed / 2**20:,.0f}"
+        )
+        return "\n".join(lines)
+
+
+def bench_speed(
+    model: str,
+    *,
+    chunks: int = 8,
+    chunk_tokens: int = 512,
+    ratio: float = 0.15,
+    policy: str = "first",
+    repetitions: int = 5,
+    dtype: str = "auto",
+    progress: bool = True,
+    prewarm_chunks: int = PREWARM_CHUNKS,
+    cpu_store_gb: float | None = None,
+) -> SpeedResult:
+    """Start a plain vLLM and an engine of ours, and let them answer in turn, never both at once."""
+    if repetitions < 1 or chunks < 1:
+        raise InvalidInput(f"repetitions={repetitions} and chunks={chunks} must be at least 1")
+    length = chunks * chunk_tokens + 512
+    config = EngineConfig(model, dtype=dtype, max_model_len=length, kv_cache_gb=2.0)  # type: ignore[arg-type]
+    if cpu_store_gb is not None:
+        config = EngineConfig(
+            model, dtype=config.dtype, max_model_len=length, kv_cache_gb=2.0, cpu_store_gb=cpu_store_gb
+        )
+    before = child_processes()
+    with PlainEngine(config) as plain:
+        (plain_pid,) = child_processes() - before
+        with ChunkEngine(config) as ours:
+            (our_pid,) = child_processes() - before - {plain_pid}
+            return _SpeedRun(plain, ours, (plain_pid, our_pid), progress).run(
+                chunks, chunk_tokens, ratio, policy, repetitions, prewarm_chunks
+            )
+
+
+class _SpeedRun:
+    def __init__(self, plain: PlainEngine, ours: ChunkEngine, pids: tuple[int, int], progress: bool) -> None:
+        self._plain = plain
+        self._ours = ours
+        self._plain_pid, self._our_pid = pids
+        self._progress = progress
+
+    def run(
+        self, count: int, tokens: int, ratio: float, policy: str, repetitions: int, prewarm_chunks: int
+    ) -> SpeedResult:
+        from rich.progress import Progress
+
+        tokenizer = self._ours.tokenizer
+        chunks = [chunk_of(tokenizer, tokens, seed) for seed in range(count)]
+        asked = [(policy, ratio), ("first", 0.15), ("random", 0.15), ("none", 0.0), ("all", 1.0)]
+        variants = list(dict.fromkeys(asked))
+        orders = self._orders(count, repetitions + 1)
+        seconds: dict[tuple[str, float], list[float]] = {variant: [] for variant in variants}
+        share: dict[tuple[str, float], float] = {}
+        plain_seconds: list[float] = []
+        prefix_seconds: list[float] = []
+        with Progress(transient=True, disable=not self._progress) as bar:
+            task = bar.add_task("prewarming beside plain prefill", total=2 * (repetitions + 2))
+            prewarm_seconds, prefill_seconds = self._prewarm(tokens, prewarm_chunks)
+            self._ours.prewarm(chunks, progress=False)
+            bar.advance(task, repetitions + 1)
+            bar.update(task, description="answering in turn")
+            for number, order in enumerate(orders):
+                prompt = ChunkPrompt.chat([chunks[index] for index in order], _QUESTION)
+                ids = tokenizer.encode(prompt).token_ids
+                reset_peak(self._plain_pid)
+                plain = self._plain.first_token_seconds(ids, fresh=True)
+                prefix = self._plain.first_token_seconds(ids, fresh=False)
+                reset_peak(self._our_pid)
+                for variant in variants:
+                    answer = self._ours.generate(prompt, policy=variant[0], recompute_ratio=variant[1], max_tokens=1)
+                    assert answer.report is not None
+                    if answer.report.hits != count:
+                        raise AssertionError(f"chunks were not all hits: {answer.report}")
+                    if number > 0:  # the first round warms up
+                        seconds[variant].append(answer.first_token_seconds)
+                        share[variant] = max(share.get(variant, 0.0), answer.report.share_computed)
+                if number > 0:
+                    plain_seconds.append(plain)
+                    prefix_seconds.append(prefix)
+                bar.advance(task)
+        plain_median, prefix_median = statistics.median(plain_seconds), statistics.median(prefix_seconds)
+        measured = []
+        for variant in variants:
+            median = statistics.median(seconds[variant])
+            measured.append(
+                Measured(
+                    policy=variant[0],
+                    ratio=variant[1],
+                    seconds=seconds[variant],
+                    median=median,
+                    share_computed=share[variant],
+                    speedup_vs_plain=plain_median / median,
+                    speedup_vs_prefix_cache=prefix_median / median,
+                    of_limit=plain_median * share[variant] / median,
+                )
+            )
+        first = measured[0]
+        stats = self._ours.stats()
+        token_bytes = stats["used_bytes"] // max(1, stats["tokens"])
+        plain_peak = peak_bytes(self._plain_pid)
+        return SpeedResult(
+            model=self._ours.config.model,
+            dtype=self._ours.dtype,
+            policy=policy,
+            ratio=ratio,
+            prompt_tokens=len(ids),
+            chunks=count,
+            chunk_tokens=tokens,
+            repetitions=repetitions,
+            plain=plain_median,
+            prefix_cache=prefix_median,
+            ours=first.median,
+            speedup_vs_plain=first.speedup_vs_plain,
+            speedup_vs_prefix_cache=first.speedup_vs_prefix_cache,
+            share_computed=first.share_computed,
+            of_limit=first.of_limit,
+            prewarm_vs_plain=prewarm_seconds / prefill_seconds,
+            prewarm_tokens_per_second=prewarm_chunks * tokens / prewarm_seconds,
+            memory_plain=plain_peak,
+            memory_ours=peak_bytes(self._our_pid),
+            memory_allowed=plain_peak + stats["capacity_bytes"] + token_bytes * len(ids),
+            plain_seconds=plain_seconds,
+            prefix_cache_seconds=prefix_seconds,
+            variants=tuple(measured),
+            machine=_machine(),
+        )
+
+    def _prewarm(self, tokens: int, count: int) -> tuple[float, float]:
+        """Seconds to prewarm `count` chunks, and for plain vLLM to prefill the same prompts; in turn, by quarters."""
+        tokenizer = self._ours.tokenizer
+        head = tokenizer.head_token_ids
+        ours = plain = 0.0
+        self._ours.prewarm([chunk_of(tokenizer, tokens, 999)], progress=False)
+        self._plain.prefill_seconds([[*head, *tokenizer.encode_chunk(chunk_of(tokenizer, tokens, 999))]])
+        size = max(1, count // 4)
+        for first in range(0, count, size):
+            chunks = [chunk_of(tokenizer, tokens, 1000 + seed) for seed in range(first, min(count, first + size))]
+            plain += self._plain.prefill_seconds([[*head, *tokenizer.encode_chunk(chunk)] for chunk in chunks])
+            ours += self._store(chunks)
+        return ours, plain
+
+    def _store(self, chunks: list[Chunk]) -> float:
+        report = self._ours.prewarm(chunks, progress=False)
+        if len(report.stored) != len(chunks):
+            raise AssertionError(f"not all chunks were stored: {report}")
+        self._ours.delete(chunk_ids=report.stored)
+        return report.seconds
+
+    def _orders(self, count: int, repetitions: int) -> list[tuple[int, ...]]:
+        """Distinct orders where there are enough of them; the first chunk changes as often as it can."""
+        rng = random.Random(7)
+        orders: list[tuple[int, ...]] = []
+        while len(orders) < repetitions:
+            order = tuple(rng.sample(range(count), count))
+            used_up = len(orders) >= count or order[0] not in {other[0] for other in orders}
+            if used_up and (order not in orders or count < 4):
+                orders.append(order)
+        return orders
+
+
+def _machine() -> dict[str, Any]:
+    from importlib.metadata import version
+
+    import torch
+
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "avx512": torch.cpu._is_avx512_supported(),
+        "amx": torch.cpu._is_amx_tile_supported(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": version("torch"),
+        "python": platform.python_version(),
+    }
