@@ -1,0 +1,100 @@
+"""Cached chunks at other places: permuted, beside new ones, behind the question, after a shared beginning."""
+
+import itertools
+
+import pytest
+
+from cachecraft_rag import ChunkPrompt
+
+SAMPLING = {"max_tokens": 6, "logprobs": 5}
+
+
+def test_every_permutation_hits_at_new_offsets(engine, passages, outcomes, assert_exact):
+    chunks = passages(3)
+    engine.prewarm(chunks, progress=False)
+    sizes = {chunk.id: len(engine.tokenizer.encode_chunk(chunk)) for chunk in chunks}
+    head = len(engine.tokenizer.head_token_ids)
+    for order in itertools.permutations(chunks):
+        prompt = ChunkPrompt.chat(order, "Who teaches geometry?")
+        answer = engine.generate(prompt, **SAMPLING)
+        assert outcomes(answer) == ["HIT"] * 3
+        expected, offset = [], head
+        for chunk in order:
+            expected.append((chunk.id, offset, sizes[chunk.id]))
+            offset += sizes[chunk.id]
+        assert [(line.chunk_id, line.offset, line.tokens) for line in answer.report.chunks] == expected
+        assert [line.exact for line in answer.report.chunks] == [True, False, False]
+        assert_exact(engine, prompt)
+
+
+def test_hit_miss_hit_computes_only_what_it_must(engine, passages, outcomes, assert_exact):
+    a, new, b = passages(3, 5)
+    engine.prewarm([a, b], progress=False)
+    prompt = ChunkPrompt.chat([a, new, b], "Who grows pears?")
+    answer = engine.generate(prompt, recompute_ratio=0.1, **SAMPLING)
+    assert outcomes(answer) == ["HIT", "MISS", "HIT"]
+    first, missed, last = answer.report.chunks
+    assert first.recomputed == 0
+    assert missed.recomputed == missed.tokens
+    assert last.recomputed == -(-last.tokens // 10)
+    question = answer.prompt_tokens - last.offset - last.tokens
+    assert answer.report.computed_tokens == missed.tokens + last.recomputed + question
+    assert_exact(engine, prompt)
+
+
+def test_a_new_first_chunk_leaves_the_others_hits(engine, passages, outcomes, assert_exact):
+    new, a, b = passages(3)
+    engine.prewarm([a, b], progress=False)
+    prompt = ChunkPrompt.chat([new, a, b], "Who repairs clocks?")
+    assert outcomes(engine.generate(prompt, **SAMPLING)) == ["MISS", "HIT", "HIT"]
+    assert_exact(engine, prompt)
+
+
+def test_the_question_before_the_chunks(engine, passages, outcomes, assert_exact):
+    chunks = passages(2)
+    engine.prewarm(chunks, progress=False)
+    prompt = ChunkPrompt.chat(chunks, "Who writes about the sea?", question_first=True)
+    answer = engine.generate(prompt, **SAMPLING)
+    assert outcomes(answer) == ["HIT", "HIT"]
+    assert not any(line.exact for line in answer.report.chunks)
+    assert_exact(engine, prompt)
+
+
+def test_text_between_chunks_and_another_system_text(engine, passages, outcomes, assert_exact):
+    a, b = passages(2)
+    engine.prewarm([a, b], progress=False)
+    prompt = ChunkPrompt.from_messages(
+        [
+            {"role": "system", "content": "Answer in one word."},
+            {"role": "user", "content": ["[1] ", a, "[2] ", b, "Who?"]},
+        ]
+    )
+    answer = engine.generate(prompt, **SAMPLING)
+    assert outcomes(answer) == ["HIT", "HIT"]
+    assert not any(line.exact for line in answer.report.chunks)
+    assert_exact(engine, prompt)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.15, 1.0])
+def test_prefix_cache_hit_that_ends_inside_a_chunk(engine, passages, assert_exact, ratio):
+    """The first chunk and a half are in vLLM's prefix cache, then all is different; positions are never shifted."""
+    shared, half, x, y = passages(4, 5)
+    engine.prewarm([shared, half, x, y], progress=False)
+    engine.generate(ChunkPrompt.chat([shared, half, x], "Who?"), recompute_ratio=ratio, **SAMPLING)
+    prompt = ChunkPrompt.chat([shared, half, y, x], "What does Bram own?")
+    answer = engine.generate(prompt, recompute_ratio=ratio, **SAMPLING)
+    inside = answer.report.prefix_cache_tokens
+    second = answer.report.chunks[1]
+    assert second.offset < inside < second.offset + second.tokens, "the case does not cut a chunk"
+    without = engine.generate(prompt, recompute_ratio=ratio, namespace="default", min_run=1, **SAMPLING)
+    assert without.token_ids == answer.token_ids
+    if ratio == 1.0:
+        assert_exact(engine, prompt, answer)
+
+
+def test_chunks_end_in_the_middle_of_blocks(engine, passages, prompt_of_length, assert_exact):
+    a, b = passages(2, 4)
+    engine.prewarm([a, b], progress=False)
+    head = len(engine.tokenizer.encode(ChunkPrompt.from_parts(["x", a, b])).token_ids)
+    for tokens in range(head + 125, head + 132, 3):
+        assert_exact(engine, prompt_of_length(engine, tokens, [a], b))

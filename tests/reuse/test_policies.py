@@ -1,0 +1,167 @@
+import hashlib
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.reuse.policies import (
+    POLICIES,
+    RepairableChunk,
+    SelectionContext,
+    get_policy,
+    recomputes_all,
+    select,
+)
+
+SCORED = ["first", "random"]
+
+
+def chunk_key(number):
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+@st.composite
+def contexts(draw):
+    chunks, position = [], draw(st.integers(0, 10))
+    for number in range(draw(st.integers(0, 4))):
+        tokens = draw(st.integers(1, 60))
+        chunks.append(RepairableChunk(chunk_key(number), position, position + tokens))
+        position += tokens + draw(st.integers(0, 5))
+    return SelectionContext(position + 1, chunks)
+
+
+class Shared:
+    """A policy whose scores are comparable across chunks: later tokens of the prompt first."""
+
+    name = "shared"
+    needs_question_pass = False
+    shares_budget = True
+
+    def budget(self, tokens, ratio):
+        return math.ceil(ratio * tokens)
+
+    def scores(self, context):
+        return [np.arange(chunk.start, chunk.stop, dtype=np.float64) for chunk in context.chunks]
+
+
+def inside(positions, chunk):
+    return positions[(positions >= chunk.start) & (positions < chunk.stop)]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(context=contexts(), ratio=st.floats(0, 1), min_run=st.integers(1, 9))
+def test_every_choice_is_sorted_unique_and_inside_the_chunks(name, context, ratio, min_run):
+    positions = select(POLICIES[name], context, ratio, min_run)
+    assert positions.dtype.kind == "i"
+    assert (np.diff(positions) > 0).all()
+    assert sum(inside(positions, chunk).size for chunk in context.chunks) == positions.size
+
+
+@pytest.mark.parametrize("name", SCORED)
+@given(context=contexts(), ratio=st.floats(0, 1))
+def test_each_chunk_gets_its_share_rounded_up(name, context, ratio):
+    positions = select(POLICIES[name], context, ratio)
+    for chunk in context.chunks:
+        exact = ratio * chunk.tokens
+        assert exact - 1e-6 <= inside(positions, chunk).size <= min(chunk.tokens, math.floor(exact + 1e-9) + 1)
+
+
+@pytest.mark.parametrize(("ratio", "tokens", "expected"), [(0.1, 30, 3), (0.15, 20, 3), (0.3, 10, 3), (0.7, 10, 7)])
+def test_the_share_is_not_rounded_up_for_an_error_in_the_last_digit(ratio, tokens, expected):
+    assert POLICIES["first"].budget(tokens, ratio) == expected
+
+
+@pytest.mark.parametrize("name", SCORED)
+@given(context=contexts(), ratios=st.tuples(st.floats(0, 1), st.floats(0, 1)), min_run=st.integers(1, 9))
+def test_a_larger_ratio_keeps_all_that_a_smaller_one_chose(name, context, ratios, min_run):
+    less, more = (set(select(POLICIES[name], context, ratio, min_run).tolist()) for ratio in sorted(ratios))
+    assert less <= more
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(context=contexts())
+def test_the_two_ends(name, context):
+    everything = np.concatenate([np.arange(c.start, c.stop) for c in context.chunks] or [np.empty(0)])
+    at_one = select(POLICIES[name], context, 1.0)
+    assert at_one.tolist() == ([] if name == "none" else everything.tolist())
+    at_zero = select(POLICIES[name], context, 0.0)
+    assert at_zero.tolist() == (everything.tolist() if name == "all" else [])
+
+
+@pytest.mark.parametrize("name", SCORED)
+@given(context=contexts(), ratio=st.floats(0, 1), min_run=st.integers(2, 9))
+def test_runs_are_whole_groups_counted_from_the_start_of_their_chunk(name, context, ratio, min_run):
+    positions = select(POLICIES[name], context, ratio, min_run)
+    for chunk in context.chunks:
+        chosen = set((inside(positions, chunk) - chunk.start).tolist())
+        for group in range(0, chunk.tokens, min_run):
+            members = set(range(group, min(group + min_run, chunk.tokens)))
+            assert members <= chosen or not members & chosen
+        budget = POLICIES[name].budget(chunk.tokens, ratio)
+        assert budget <= len(chosen) < budget + min_run
+
+
+def test_first_takes_the_first_tokens():
+    context = SelectionContext(100, [RepairableChunk(chunk_key(0), 10, 30), RepairableChunk(chunk_key(1), 50, 60)])
+    assert select(POLICIES["first"], context, 0.2).tolist() == [10, 11, 12, 13, 50, 51]
+
+
+def test_random_depends_on_the_key_and_not_on_the_place():
+    def chosen(key, start):
+        context = SelectionContext(500, [RepairableChunk(key, start, start + 60)])
+        return (select(POLICIES["random"], context, 0.3) - start).tolist()
+
+    assert chosen(chunk_key(1), 0) == chosen(chunk_key(1), 333)
+    assert chosen(chunk_key(1), 0) != chosen(chunk_key(2), 0)
+
+
+def test_random_is_the_same_in_every_process():
+    program = (
+        "from cachecraft_rag.reuse.policies import *; "
+        f"print(select(POLICIES['random'], SelectionContext(60, [RepairableChunk({chunk_key(1)!r}, 0, 60)]), 0.3))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(outputs) == 1
+
+
+def test_a_shared_budget_goes_to_the_best_tokens_of_all_chunks():
+    context = SelectionContext(100, [RepairableChunk(chunk_key(0), 0, 10), RepairableChunk(chunk_key(1), 50, 60)])
+    assert select(Shared(), context, 0.25).tolist() == [55, 56, 57, 58, 59]
+    assert select(Shared(), context, 0.6).tolist() == [8, 9, *range(50, 60)]
+
+
+@given(context=contexts(), ratios=st.tuples(st.floats(0, 1), st.floats(0, 1)), min_run=st.integers(1, 9))
+def test_a_shared_budget_is_kept_and_monotone(context, ratios, min_run):
+    less, more = (set(select(Shared(), context, ratio, min_run).tolist()) for ratio in sorted(ratios))
+    assert less <= more
+    total = sum(chunk.tokens for chunk in context.chunks)
+    if context.chunks:
+        budget = Shared().budget(total, min(ratios))
+        assert budget <= len(less) < budget + min_run
+
+
+@pytest.mark.parametrize(
+    ("policy", "ratio", "expected"),
+    [("all", 0.0, True), ("none", 1.0, False), ("first", 1.0, True), ("random", 0.999, False), ("first", 0.0, False)],
+)
+def test_what_recomputes_all(policy, ratio, expected):
+    assert recomputes_all(policy, ratio) is expected
+
+
+def test_an_unknown_policy_is_named_with_the_known_ones():
+    with pytest.raises(InvalidInput, match=r"'best'.*all, first, none, random"):
+        get_policy("best")
+
+
+def test_the_table_of_policies_agrees_with_their_names():
+    assert all(get_policy(name).name == name for name in POLICIES)

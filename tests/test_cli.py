@@ -1,0 +1,172 @@
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import pytest
+from typer.testing import CliRunner
+
+from cachecraft_rag import verify as verify_module
+from cachecraft_rag.bench import speed as speed_module
+from cachecraft_rag.cli import app
+from cachecraft_rag.demo import run as run_module
+from cachecraft_rag.demo.questions import Question
+from cachecraft_rag.errors import UnsupportedModel
+
+
+@dataclass(frozen=True)
+class Result:
+    exact: bool = True
+
+    def to_dict(self):
+        return {"exact": self.exact, "word": "naïve"}
+
+    def __str__(self):
+        return "a readable result"
+
+
+@pytest.fixture
+def invoke():
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the functions behind the commands were called with."""
+    found = {}
+    result = Result()
+
+    def recorder(name):
+        def record(*args, **kwargs):
+            found[name] = (args, kwargs)
+            return result
+
+        return record
+
+    monkeypatch.setattr(verify_module, "verify_model", recorder("verify"))
+    monkeypatch.setattr(speed_module, "bench_speed", recorder("speed"))
+    monkeypatch.setattr(run_module, "run_demo", recorder("demo"))
+    monkeypatch.setattr(run_module, "ask_once", recorder("ask"))
+    monkeypatch.setattr(run_module, "prewarm_folder", recorder("prewarm"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("demo",), ("ask",), ("prewarm",), ("verify",), ("bench",), ("bench", "speed")]
+)
+def test_every_command_has_help(invoke, command):
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_help_loads_nothing_heavy():
+    script = (
+        "import sys; from typer.testing import CliRunner; from cachecraft_rag.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print([name for name in ('torch', 'vllm', 'transformers', 'qdrant_client', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_verify_prints_and_writes_the_result(invoke, calls, tmp_path):
+    result = invoke("verify", "some/model", "--dtype", "bfloat16", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0
+    assert "a readable result" in result.output
+    assert json.loads((tmp_path / "out.json").read_text()) == {"exact": True, "word": "naïve"}
+    (model,), options = calls["verify"]
+    assert (model, options["dtype"]) == ("some/model", "bfloat16")
+
+
+def test_verify_fails_where_it_is_not_exact(invoke, monkeypatch, tmp_path):
+    monkeypatch.setattr(verify_module, "verify_model", lambda *_, **__: Result(exact=False))
+    result = invoke("verify", "some/model", "--json", tmp_path / "out.json")
+    assert result.exit_code == 1
+    assert "a readable result" in result.output
+    assert json.loads((tmp_path / "out.json").read_text())["exact"] is False
+
+
+def test_bench_speed_passes_its_options_on(invoke, calls, tmp_path):
+    arguments = ["--model", "m", "--chunks", 3, "--chunk-tokens", 64, "--ratio", 0.5, "--policy", "random"]
+    arguments += ["--repetitions", 2, "--dtype", "float32", "--json", tmp_path / "out.json"]
+    result = invoke("bench", "speed", *arguments)
+    assert result.exit_code == 0, result.output
+    (model,), options = calls["speed"]
+    del options["progress"]
+    expected = {"chunks": 3, "chunk_tokens": 64, "ratio": 0.5, "policy": "random", "repetitions": 2, "dtype": "float32"}
+    assert model == "m"
+    assert options == expected
+    assert json.loads((tmp_path / "out.json").read_text())["exact"] is True
+
+
+def test_demo_without_options_leaves_all_to_the_demonstration(invoke, calls):
+    assert invoke("demo").exit_code == 0
+    (setup, questions), _ = calls["demo"]
+    assert (setup.docs, setup.policy, setup.ratio, questions) == (None, None, None, [])
+    assert setup.model == "smollm2-135m"
+
+
+def test_demo_over_own_documents(invoke, calls, tmp_path):
+    arguments = ["--docs", tmp_path, "-q", "Why?", "--question", "How?", "--ratio", 0.3, "--policy", "random", "-k", 4]
+    assert invoke("demo", *arguments).exit_code == 0
+    (setup, questions), _ = calls["demo"]
+    assert (setup.docs, setup.ratio, setup.policy, setup.k) == (tmp_path, 0.3, "random", 4)
+    assert questions == [Question("Why?"), Question("How?")]
+
+
+def test_demo_over_own_documents_needs_something_to_ask(invoke, calls, tmp_path):
+    result = invoke("demo", "--docs", tmp_path)  # not in a terminal
+    assert result.exit_code == 2
+    assert "give --question" in result.stderr
+    assert not calls
+
+
+def test_ask(invoke, calls, tmp_path):
+    assert invoke("ask", "--docs", tmp_path, "--model", "m", "Why?", "--no-prewarm").exit_code == 0
+    (setup, docs, question), options = calls["ask"]
+    assert (setup.model, docs, question) == ("m", tmp_path, "Why?")
+    assert options == {"prewarm": False, "max_tokens": 128}
+
+
+def test_prewarm(invoke, calls, tmp_path):
+    assert invoke("prewarm", "--docs", tmp_path, "--model", "m", "--dtype", "float32").exit_code == 0
+    (setup, docs), _ = calls["prewarm"]
+    assert (setup.model, setup.dtype, docs) == ("m", "float32", tmp_path)
+
+
+@pytest.mark.parametrize("command", [("verify", "m"), ("bench", "speed", "--model", "m")])
+def test_an_error_on_purpose_is_one_line(invoke, monkeypatch, command):
+    def refuse(*_, **__):
+        raise UnsupportedModel("this model\nhas a sliding window")
+
+    monkeypatch.setattr(verify_module, "verify_model", refuse)
+    monkeypatch.setattr(speed_module, "bench_speed", refuse)
+    result = invoke(*command, "--dtype", "float32")
+    assert result.exit_code == 2
+    assert result.stderr == "error: this model has a sliding window\n"
+    assert result.stdout == ""
+
+
+def test_a_folder_that_is_not_there(invoke, tmp_path):
+    result = invoke("prewarm", "--docs", tmp_path / "nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert "does not exist" in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/out.json", "."])
+def test_a_result_that_could_not_be_written_stops_before_the_work(invoke, calls, tmp_path, name):
+    result = invoke("verify", "m", "--json", tmp_path / name)
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
+    assert not calls
+
+
+@pytest.mark.parametrize("option", [("--repetitions", 0), ("--chunks", 0), ("--ratio", "much")])
+def test_a_wrong_option_is_named(invoke, calls, option):
+    result = invoke("bench", "speed", *option)
+    assert result.exit_code == 2
+    assert option[0] in result.stderr
+    assert not calls

@@ -1,0 +1,115 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cachecraft_rag.vllm.protocol import PlanResult, RequestParams, WorkerMetadata
+
+SEGMENTS = ((0, 4, None, None, None), (4, 9, "id", "digest", "a.md"), (9, 12, None, None, None))
+
+
+def wire(**changes):
+    return {**RequestParams("tenant", "first", 0.15, 2, SEGMENTS).to_wire(), **changes}
+
+
+@st.composite
+def params(draw):
+    segments, position = [], 0
+    for _ in range(draw(st.integers(1, 5))):
+        stop = position + draw(st.integers(1, 50))
+        chunk_id = draw(st.none() | st.text(max_size=10))
+        segments.append((position, stop, chunk_id, draw(st.none() | st.text(max_size=5)), draw(st.none() | st.text())))
+        position = stop
+    return RequestParams(draw(st.text()), "first", draw(st.floats(0, 1)), draw(st.integers(1, 9)), tuple(segments))
+
+
+@given(params())
+def test_the_wire_holds_plain_json_and_comes_back_equal(given_params):
+    over_the_wire = json.loads(json.dumps(given_params.to_wire()))
+    assert RequestParams.from_wire(over_the_wire, given_params.segments[-1][1]) == given_params
+
+
+def test_a_control_request_needs_no_segments():
+    asked = RequestParams("tenant", "none", 0.0, 1, (), control={"op": "stats"})
+    assert RequestParams.from_wire(asked.to_wire(), 1) == asked
+
+
+@pytest.mark.parametrize("name", ["namespace", "policy", "ratio", "segments"])
+def test_a_missing_field_is_named(name):
+    fields = wire()
+    del fields[name]
+    with pytest.raises(ValueError, match=name):
+        RequestParams.from_wire(fields, 12)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([[0, 4, None, None, None], [5, 12, None, None, None]], "expected from 4"),
+        ([[0, 4, None, None, None], [3, 12, None, None, None]], "expected from 4"),
+        ([[0, 4, None, None, None], [4, 4, "id", None, None], [4, 12, None, None, None]], "do not tile"),
+        ([[4, 0, None, None, None]], "do not tile"),
+        ([[0, 11, None, None, None]], "cover 11 tokens but the prompt has 12"),
+        ([[0, 13, None, None, None]], "cover 13 tokens but the prompt has 12"),
+        ([], "cover 0 tokens"),
+        ([[-3, 12, None, None, None]], "do not tile"),
+    ],
+)
+def test_segments_that_do_not_tile_the_prompt_are_refused(segments, message):
+    with pytest.raises(ValueError, match=message):
+        RequestParams.from_wire(wire(segments=segments), 12)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        None,
+        3,
+        "text",
+        [],
+        wire(ratio=-0.1),
+        wire(ratio=1.1),
+        wire(ratio=float("nan")),
+        wire(ratio="much"),
+        wire(ratio=None),
+        wire(min_run=0),
+        wire(min_run=-4),
+        wire(min_run="x"),
+        wire(min_run=float("inf")),
+        wire(segments=None),
+        wire(segments=3),
+        wire(segments=["abcde"]),
+        wire(segments=[[0, 12]]),
+        wire(segments=[[0, None, None, None, None]]),
+        wire(segments=[[0, float("inf"), None, None, None]]),
+        wire(segments=[[0, 12, 5, None, None]]),
+        wire(segments=[[0, 12, ["id"], None, None]]),
+        wire(segments=[[0, 12, "id", 7, None]]),
+        wire(segments=[[0, 12, "id", None, ["a.md"]]]),
+        wire(segments=[[0, 12, "id", None, 3]]),
+        wire(control="stats"),
+        wire(control=["stats"]),
+    ],
+    ids=repr,
+)
+def test_garbage_is_a_value_error_and_nothing_else(garbage):
+    with pytest.raises(ValueError):  # noqa: PT011
+        RequestParams.from_wire(garbage, 12)
+
+
+def result(**changes):
+    fields = {"staging_seconds": 1.0, "compute_seconds": 2.0, "slices": 1, "computed_tokens": 10, **changes}
+    return PlanResult(**fields)
+
+
+def test_ranks_are_summed_up_as_the_slowest_and_the_least_complete():
+    ours = WorkerMetadata({("a", 1): result(missing=(3,))}, stored=[5, 6], store_bytes=100)
+    theirs = WorkerMetadata(
+        {("a", 1): result(staging_seconds=3.0, missing=(2, 3), cancelled=True)}, stored=[6, 7], store_bytes=100
+    )
+    both = ours.aggregate(theirs)
+    assert both.results == {("a", 1): result(staging_seconds=3.0, missing=(2, 3), cancelled=True)}
+    assert both.stored == [6]
+    assert both.store_bytes == 200
+    assert ours.stored == [5, 6]
