@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +21,7 @@ class _Commands(TyperGroup):
     """Errors raised on purpose become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs from its import on
         try:
             return super().invoke(ctx)
         except CachecraftError as error:

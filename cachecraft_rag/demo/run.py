@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.demo.defaults import (
     CHUNKS_PER_QUESTION,
     MODEL,
@@ -20,6 +21,7 @@ from cachecraft_rag.demo.defaults import (
 )
 from cachecraft_rag.demo.documents import load_folder
 from cachecraft_rag.demo.questions import Question, load_questions
+from cachecraft_rag.reuse import get_policy
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,7 +47,6 @@ class Setup:
     k: int = CHUNKS_PER_QUESTION
     json_file: Path | None = None
     html_file: Path | None = None
-    engine_options: dict[str, Any] = field(default_factory=dict)
 
 
 def run_demo(setup: Setup, questions: Sequence[Question], ask_user: AskUser | None = None) -> Summary | None:
@@ -54,6 +55,7 @@ def run_demo(setup: Setup, questions: Sequence[Question], ask_user: AskUser | No
     from cachecraft_rag.demo import show
     from cachecraft_rag.demo.measure import summarise
 
+    _check_options(setup)
     console = show.make_console()
     docs = setup.docs or handbook_folder()
     if not questions and setup.docs is None:
@@ -82,6 +84,7 @@ def ask_once(setup: Setup, docs: Path, question: str, *, prewarm: bool, max_toke
     from cachecraft_rag.demo import show
     from cachecraft_rag.demo.measure import make_prompt
 
+    _check_options(setup)
     asked = Question(question)
     console = show.make_console()
     chunks = load_folder(docs)
@@ -104,6 +107,7 @@ def ask_once(setup: Setup, docs: Path, question: str, *, prewarm: bool, max_toke
 def prewarm_folder(setup: Setup, docs: Path) -> None:
     from cachecraft_rag.demo import show
 
+    _check_options(setup)
     console = show.make_console()
     chunks = load_folder(docs)
     _say_loaded(docs, chunks, console)
@@ -152,11 +156,7 @@ def ask_all(
 def started_engine(setup: Setup, console: Console) -> Iterator[ChunkEngine]:
     from cachecraft_rag.engine import ChunkEngine
 
-    options: dict[str, Any] = {**setup.engine_options, "dtype": fitting_dtype(setup.dtype)}
-    if setup.policy is not None:
-        options["policy"] = setup.policy
-    if setup.ratio is not None:
-        options["recompute_ratio"] = setup.ratio
+    options = {**_options(setup), "dtype": fitting_dtype(setup.dtype)}
     folder = model_folder(setup.model)
     with console.status(f"starting vLLM with {setup.model}"):
         engine = ChunkEngine(folder, **options)
@@ -178,6 +178,16 @@ def prewarm_chunks(engine: ChunkEngine, chunks: Sequence[Chunk], console: Consol
     if stats.get("evicted"):
         console.print(f"[yellow]{stats['evicted']} chunks had to leave again: set CACHECRAFT_CPU_STORE_GB to more[/]")
     return report
+
+
+def _options(setup: Setup) -> dict[str, Any]:
+    given = {"dtype": setup.dtype, "policy": setup.policy, "recompute_ratio": setup.ratio}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_options(setup: Setup) -> None:
+    """Raises for what the engine would refuse, before anything slow is done."""
+    get_policy(EngineConfig(setup.model, **_options(setup)).policy)
 
 
 @contextmanager

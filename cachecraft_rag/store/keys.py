@@ -6,15 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 FORMAT_VERSION = 1
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES_PER_FILE = 64
 
 
-def token_bytes(token_ids: Sequence[int]) -> bytes:
+def token_bytes(token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
     """Token ids as little-endian int32, the same on every machine."""
     return np.asarray(token_ids, dtype="<i4").tobytes()
 
@@ -31,7 +33,7 @@ class KeyMaker:
         self._base = hashlib.sha256(document.encode())
         self._base.update(b"\0head\0" + token_bytes(head_token_ids) + b"\0")
 
-    def chunk(self, namespace: str, token_ids: Sequence[int]) -> str:
+    def chunk(self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """sha256 (hex) of a chunk's canonical KV."""
         return self._key(b"chunk", namespace, token_bytes(token_ids))
 

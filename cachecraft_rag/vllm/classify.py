@@ -42,7 +42,7 @@ class Classifier:
         """Whether a chunk of the prompt is being computed for another request right now."""
         for start, stop, chunk_id, *_ in params.segments:
             if chunk_id is not None and stop - start >= self._min_chunk_tokens:
-                entry = self._index.get(self._keys.chunk(params.namespace, token_ids[start:stop].tolist()))
+                entry = self._index.get(self._keys.chunk(params.namespace, token_ids[start:stop]))
                 if entry is not None and not entry.ready:
                     return True
         return False
@@ -102,7 +102,7 @@ class Classifier:
         if token_ids.size < self._min_chunk_tokens:
             reason = f"{token_ids.size} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
             return Finding(segment, Outcome.REFUSED, reason, number)
-        key = self._keys.chunk(namespace, token_ids.tolist())
+        key = self._keys.chunk(namespace, token_ids)
         segment = replace(segment, key=key)
         entry = self._index.get(key)
         if entry is None:

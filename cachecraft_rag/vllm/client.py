@@ -7,6 +7,7 @@ import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.answer import Answer, Delta
@@ -19,7 +20,7 @@ from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
 from cachecraft_rag.vllm.launch import make_settings, shut_down, start_async_llm
 from cachecraft_rag.vllm.protocol import RequestParams
 from cachecraft_rag.vllm.salts import cache_salt
-from cachecraft_rag.vllm.sampling import make_sampling
+from cachecraft_rag.vllm.sampling import DEFAULTS, make_sampling
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -61,8 +62,11 @@ class EngineClient:
         """Deltas of one answer. A closed generator aborts the request."""
         own = {name: options[name] for name in _OWN_OPTIONS if name in options}
         rest = {name: value for name, value in options.items() if name not in own}
-        sampling = make_sampling(sampling, rest)
         encoded = self.tokenizer.encode(prompt)
+        if sampling is None and "max_tokens" not in rest:
+            room = self.max_model_len - len(encoded.token_ids)
+            rest["max_tokens"] = max(1, min(DEFAULTS["max_tokens"], room))
+        sampling = make_sampling(sampling, rest)
         self._check_length(len(encoded.token_ids), sampling.max_tokens)
         asked, fresh = bool(own.pop("reuse", True)), bool(own.pop("fresh", False))
         if asked and fresh:
@@ -108,14 +112,18 @@ class EngineClient:
         prewarm: bool = False,
     ) -> RequestParams:
         """The connector's side of a request; what is not given is the engine's."""
-        ratio = self.config.recompute_ratio if recompute_ratio is None else recompute_ratio
-        if not 0.0 <= ratio <= 1.0:
-            raise InvalidInput(f"recompute_ratio={ratio!r} is not a share: give a number from 0 to 1")
+        given: dict[str, Any] = {
+            "policy": policy,
+            "recompute_ratio": recompute_ratio,
+            "min_run": min_run,
+            "namespace": namespace,
+        }
+        config = replace(self.config, **{name: value for name, value in given.items() if value is not None})
         return RequestParams(
-            namespace=self.config.namespace if namespace is None else namespace,
-            policy=get_policy(policy or self.config.policy).name,
-            ratio=float(ratio),
-            min_run=min_run or self.config.min_run,
+            namespace=config.namespace,
+            policy=get_policy(config.policy).name,
+            ratio=config.recompute_ratio,
+            min_run=config.min_run,
             segments=tuple((s.start, s.stop, s.chunk_id, s.digest, s.document_id) for s in encoded.segments),
             prewarm=prewarm,
         )
@@ -125,23 +133,35 @@ class EngineClient:
     ) -> AsyncGenerator[Any, None]:
         """vLLM's outputs for a prompt of token ids; with `params` None a plain request.
 
-        A `fresh` one finds nothing in vLLM's prefix cache.
+        A `fresh` one finds nothing in vLLM's prefix cache. Closing the generator aborts the request.
         """
+        collector = await self.enqueue(token_ids, sampling, params, fresh=fresh)
+        finished = False
+        try:
+            while not finished:
+                output = await collector.get()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished:
+                await self.abort(collector)
+
+    async def enqueue(
+        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, fresh: bool = False
+    ) -> Any:
+        """Hand a request to the engine; what comes later is scheduled behind it. Returns vLLM's output collector."""
         prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
         if fresh:
             prompt["cache_salt"] = secrets.token_hex(16)
         if params is not None:
             prompt["cache_salt"] = cache_salt(self._settings.secret, params)
-            sampling.extra_args = {
-                **(sampling.extra_args or {}),
-                "kv_transfer_params": {"cachecraft": params.to_wire()},
-            }
-        outputs = self._llm.generate(prompt, sampling, f"cachecraft-{next(self._numbers)}")
-        try:
-            async for output in outputs:
-                yield output
-        finally:
-            await outputs.aclose()
+            transfer = {"cachecraft": params.to_wire()}
+            sampling.extra_args = {**(sampling.extra_args or {}), "kv_transfer_params": transfer}
+        return await self._llm.add_request(f"cachecraft-{next(self._numbers)}", prompt, sampling)
+
+    async def abort(self, collector: Any) -> None:
+        """End a request that was enqueued; its blocks are freed."""
+        await self._llm.abort(collector.request_id, internal=True)
 
     async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
         """Ask the store; see `vllm.control` for the operations."""
@@ -191,7 +211,7 @@ class EngineClient:
 
     async def _store_misses(self, encoded: EncodedPrompt, report: RequestReport, namespace: str) -> None:
         """Begin to store the canonical KV of missed chunks, as requests queued behind those that are waiting now."""
-        from cachecraft_rag.vllm.prewarm import encode_for_prewarm, prewarm_one
+        from cachecraft_rag.vllm.prewarm import encode_for_prewarm, enqueue_prewarm
 
         missed = {chunk.offset for chunk in report.chunks if _is_unstored(chunk)}
         seen = set()
@@ -203,11 +223,10 @@ class EngineClient:
             prompt = encode_for_prewarm(self.tokenizer.head_token_ids, token_ids, segment)
             if len(prompt.token_ids) >= self.max_model_len:
                 continue
-            queued = asyncio.Event()
-            task = asyncio.create_task(prewarm_one(self, prompt, namespace, queued))
+            waiting = await enqueue_prewarm(self, prompt, namespace)
+            task = asyncio.create_task(waiting.report())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
-            await queued.wait()
 
 
 def _is_unstored(chunk: ChunkReport) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import secrets
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.config import EngineConfig
-from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.tokenise import PromptTokenizer
 from cachecraft_rag.vllm.versions import check_version
 
@@ -46,6 +47,11 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
     Must be called in the event loop that will use it. Blocks until the model is loaded.
     """
     check_version()
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise CachecraftError(
+            "a ChunkEngine was started while the engine process imported your script: put the start of it under "
+            'if __name__ == "__main__":'
+        )
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -60,7 +66,12 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
             from cachecraft_rag.vllm.support import check_support
 
             check_support(vllm_config)
-        return AsyncLLM.from_engine_args(engine_args)
+        try:
+            return AsyncLLM.from_engine_args(engine_args)
+        except RuntimeError as error:
+            raise CachecraftError(
+                f"the engine process for {config.model} did not start, the reason is in its log above ({error})"
+            ) from error
 
 
 async def shut_down(llm: AsyncLLM) -> None:

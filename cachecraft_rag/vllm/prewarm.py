@@ -32,27 +32,30 @@ def encode_for_prewarm(head: Sequence[int], token_ids: Sequence[int], chunk: Seg
     return EncodedPrompt((*head, *token_ids, token_ids[-1]), tuple(segments))
 
 
-async def prewarm_one(
-    client: EngineClient, prompt: EncodedPrompt, namespace: str | None, queued: asyncio.Event | None = None
-) -> RequestReport | None:
-    """Send one prewarm and wait for its report. `queued` is set once the engine has the request."""
+class QueuedPrewarm:
+    """A prewarm that the engine has."""
+
+    def __init__(self, client: EngineClient, collector: Any) -> None:
+        self._client = client
+        self._collector = collector
+
+    async def report(self) -> RequestReport:
+        """Wait for it; cancelling the wait aborts it."""
+        output: Any = None
+        try:
+            while output is None or not output.finished:
+                output = await self._collector.get()
+        finally:
+            if output is None or not output.finished:
+                await self._client.abort(self._collector)
+        return RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"])
+
+
+async def enqueue_prewarm(client: EngineClient, prompt: EncodedPrompt, namespace: str | None) -> QueuedPrewarm:
+    """Hand a prewarm to the engine; what comes later is scheduled behind it."""
     params = client.request_params(prompt, namespace=namespace, policy="none", recompute_ratio=0.0, prewarm=True)
     sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
-    outputs = client.submit(prompt.token_ids, sampling, params)
-    report = None
-    try:
-        step = asyncio.ensure_future(anext(outputs))
-        await asyncio.sleep(0)
-        if queued is not None:
-            asyncio.get_running_loop().call_soon(queued.set)
-        output: Any = await step
-        if output.finished:
-            report = RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"])
-    finally:
-        if queued is not None:
-            queued.set()
-        await outputs.aclose()
-    return report
+    return QueuedPrewarm(client, await client.enqueue(prompt.token_ids, sampling, params))
 
 
 async def prewarm(
@@ -69,23 +72,22 @@ async def prewarm(
     tokens = 0
     limit = asyncio.Semaphore(_IN_FLIGHT)
 
-    async def one(number: int) -> tuple[int, RequestReport | None]:
+    async def one(number: int) -> RequestReport:
         async with limit:
-            return number, await prewarm_one(client, prompts[number], namespace)
+            return await (await enqueue_prewarm(client, prompts[number], namespace)).report()
 
     with _progress_bar(len(waiting), progress) as advance:
         tasks = [asyncio.create_task(one(number)) for number in waiting.values()]
         try:
             for done in asyncio.as_completed(tasks):
-                number, report = await done
-                line = report.chunks[0] if report is not None else None
-                if line is not None and line.outcome is Outcome.HIT:
+                (line,) = (await done).chunks
+                if line.outcome is Outcome.HIT:
                     present.append(line.chunk_id)
-                elif line is not None and line.reason.endswith(STORED_NOW):
+                elif line.reason.endswith(STORED_NOW):
                     stored.append(line.chunk_id)
                     tokens += line.tokens
                 else:
-                    refused[chunks[number].id] = line.reason if line is not None else "the engine gave no report"
+                    refused[line.chunk_id] = line.reason
                 advance()
         finally:
             for task in tasks:

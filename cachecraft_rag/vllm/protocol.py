@@ -31,7 +31,7 @@ class PlanMessage:
 
 @dataclass
 class ConnectorMetadata(KVConnectorMetadata):
-    """Scheduler half to worker half, each step. Freed handles come first, then cancellations, then new plans."""
+    """Scheduler half to worker half, each step. Freed handles come first, then new plans, then cancellations."""
 
     freed: list[int] = field(default_factory=list)
     cancelled: list[PlanId] = field(default_factory=list)

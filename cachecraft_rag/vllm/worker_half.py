@@ -70,12 +70,12 @@ class WorkerHalf:
         for handle in metadata.freed:
             self._store.free(handle)
             self._changed = True
+        for message in metadata.plans:
+            self._queue[message.plan_id] = _RunningPlan(message)
         for plan_id in metadata.cancelled:
             running = self._queue.pop(plan_id, None)
             if running is not None:
                 self._end(plan_id, running.result(cancelled=True))
-        for message in metadata.plans:
-            self._queue[message.plan_id] = _RunningPlan(message)
         if self._queue:
             self._run_slice()
 
