@@ -15,13 +15,16 @@ from cachecraft_rag.errors import CachecraftError, InvalidInput
 
 INEXACT = 1
 FAILED = 2
+# For this process and the engine's: vLLM and torch say a lot while they start.
+_QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
 
 
 class _Commands(TyperGroup):
     """Errors raised on purpose become one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs from its import on
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         try:
             return super().invoke(ctx)
         except CachecraftError as error:

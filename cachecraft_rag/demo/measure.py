@@ -15,6 +15,7 @@ from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import RequestReport
 
 WARM_UP_QUESTION = "What is this about?"
+_TASK = "Answer in one sentence with the facts from the text above.\nQuestion: {question}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Summary:
 
 def make_prompt(chunks: Sequence[Chunk], question: str) -> ChunkPrompt:
     """The best chunk stands last, next to the question, where small models make most of it."""
-    return ChunkPrompt.chat(list(reversed(chunks)), question)
+    return ChunkPrompt.chat(list(reversed(chunks)), _TASK.format(question=question))
 
 
 def warm_up(engine: ChunkEngine, chunks: Sequence[Chunk]) -> None:

@@ -156,7 +156,7 @@ def ask_all(
 def started_engine(setup: Setup, console: Console) -> Iterator[ChunkEngine]:
     from cachecraft_rag.engine import ChunkEngine
 
-    options = {**_options(setup), "dtype": fitting_dtype(setup.dtype)}
+    options = {**_options(setup), "dtype": fitting_dtype(setup.dtype), "vllm_args": {"use_tqdm_on_load": False}}
     folder = model_folder(setup.model)
     with console.status(f"starting vLLM with {setup.model}"):
         engine = ChunkEngine(folder, **options)

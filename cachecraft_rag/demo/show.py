@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cachecraft_rag.demo.measure import Comparison, Summary
     from cachecraft_rag.report import RequestReport
 
-WIDTH_OF_FILES = 120  # columns where the output is no terminal
+WIDTH_OF_FILES = 140  # columns where the output is no terminal
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
@@ -80,8 +80,10 @@ def summary_table(summary: Summary) -> Table:
     share = f"{summary.share_computed:.0%}"
     table.add_row("[bold]chunks reused[/]", f"[bold]{seconds(summary.ours)}[/]", "1", share, right[0])
     cached, ratio = summary.plain_prefix_caching, summary.speedup_vs_prefix_cache
-    table.add_row("plain vLLM, prefix caching", seconds(cached), f"{ratio:.1f}x", "", right[1])
-    table.add_row("plain vLLM, none", seconds(summary.plain), f"{summary.speedup_vs_plain:.1f}x", "100%", right[1])
+    table.add_row("plain vLLM with prefix caching", seconds(cached), f"{ratio:.1f}x", "", right[1])
+    table.add_row(
+        "plain vLLM, no prefix caching", seconds(summary.plain), f"{summary.speedup_vs_plain:.1f}x", "100%", right[1]
+    )
     return table
 
 

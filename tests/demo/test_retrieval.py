@@ -71,7 +71,7 @@ def test_one_text_of_two_documents_is_two_points_and_found_once(retriever):
     copies = [Chunk(CHUNKS[0].text, f"copy{number}.md") for number in range(6)]
     assert retriever.add([*CHUNKS, *copies], progress=False) == 9
     found = retriever.retrieve("the battery holds twelve volts", 3)
-    assert [chunk.text for chunk in found][0] == CHUNKS[0].text
+    assert found[0].text == CHUNKS[0].text
     assert sorted(chunk.id for chunk in found) == sorted(chunk.id for chunk in CHUNKS)
 
 

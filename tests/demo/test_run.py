@@ -1,14 +1,15 @@
 """The commands' work with an engine and an embedding model that only pretend."""
 
 import json
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from cachecraft_rag.answer import Answer, PrewarmReport
+from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.demo import retrieval, run
+from cachecraft_rag.demo.defaults import fitting_dtype
 from cachecraft_rag.demo.measure import compare, summarise
 from cachecraft_rag.demo.questions import Question
 from cachecraft_rag.errors import InvalidInput
@@ -134,7 +135,7 @@ def test_the_handbook_and_its_questions_are_the_default(engines, capsys):
     assert len(engines[0].prewarmed) > 100
 
 
-@pytest.mark.parametrize(("prewarm", "outcome"), [(True, "HIT"), (False, "MISS")])
+@pytest.mark.parametrize(("prewarm", "outcome"), [(True, "HIT"), (False, "MISS")], ids=["stored", "not"])
 def test_ask(docs, engines, tmp_path, capsys, prewarm, outcome):
     file = tmp_path / "out.json"
     run.ask_once(setup(docs, json_file=file), docs, "yyy?", prewarm=prewarm, max_tokens=9)
@@ -169,6 +170,16 @@ def test_an_empty_question_starts_nothing(docs, engines):
     assert not engines
 
 
+@pytest.mark.parametrize(("options", "message"), [({"policy": "best"}, "'best'"), ({"ratio": 7.0}, "7.0")])
+def test_wrong_options_stop_before_the_work(docs, engines, capsys, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        run.run_demo(setup(docs, **options), [Question("zzz?")])
+    with pytest.raises(InvalidInput, match=message):
+        run.ask_once(setup(docs, **options), docs, "zzz?", prewarm=True, max_tokens=9)
+    assert not engines
+    assert capsys.readouterr().out == ""
+
+
 def test_a_missing_handbook_says_where_it_was_looked_for(engines, monkeypatch, tmp_path):
     monkeypatch.setattr("cachecraft_rag.demo.defaults.examples_folder", lambda: tmp_path)
     with pytest.raises(InvalidInput, match=f"not at {tmp_path}.*--docs"):
@@ -177,29 +188,18 @@ def test_a_missing_handbook_says_where_it_was_looked_for(engines, monkeypatch, t
 
 
 def test_summary_counts_chunks_that_come_back_elsewhere():
-    from cachecraft_rag.chunk import Chunk
-
     one, two, three = (Chunk(text) for text in ("one", "two", "three"))
     orders = [(one, two), (two, one), (three, one)]
     summary = summarise([compare(FakeEngine(), Question("Why?"), order) for order in orders])
     assert (summary.returned, summary.moved) == (2, 2)
 
 
-@contextmanager
-def units(monkeypatch, bf16):
-    import torch
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    yield
-
-
 @pytest.mark.parametrize(
     ("asked", "bf16", "dtype"), [("auto", True, "auto"), ("auto", False, "float32"), ("bfloat16", False, "bfloat16")]
 )
 def test_auto_is_float32_where_half_precision_is_slow(monkeypatch, asked, bf16, dtype):
-    from cachecraft_rag.demo.defaults import fitting_dtype
-
-    with units(monkeypatch, bf16):
-        assert fitting_dtype(asked) == dtype
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert fitting_dtype(asked) == dtype

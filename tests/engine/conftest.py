@@ -18,6 +18,7 @@ from cachecraft_rag.verification.compare import compare
 MODEL = os.environ.get("CACHECRAFT_TEST_MODEL")
 BLOCK = 128  # of vLLM's paged cache on a CPU
 TOLERANCE = 1e-3  # of log-probabilities, between two float32 runs of different batch shape
+VLLM_LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:.*Context.__del__:pytest.PytestUnraisableExceptionWarning")
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_gb": 0.5,
@@ -31,6 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/engine/" in str(item.path):
             item.add_marker(pytest.mark.engine)
+            item.add_marker(VLLM_LEAVES_SOCKETS)
             if not MODEL:
                 item.add_marker(pytest.mark.skip(reason="set CACHECRAFT_TEST_MODEL to a small model's folder"))
 
@@ -46,6 +48,13 @@ def started(**options: Any) -> Iterator[ChunkEngine]:
 def engine() -> Iterator[ChunkEngine]:
     with started() as shared:
         yield shared
+
+
+@pytest.fixture(scope="session")
+def sliced_engine() -> Iterator[ChunkEngine]:
+    """Without vLLM's prefix cache, and with batches so small that most prompts take several slices."""
+    with started(max_num_batched_tokens=256, enable_prefix_caching=False) as other:
+        yield other
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +81,7 @@ def assert_exact() -> Callable[..., Answer]:
     """Compare an answer of ours (made here at ratio 1.0 if not given) with plain vLLM's; returns ours."""
 
     def check(engine: ChunkEngine, prompt: ChunkPrompt, ours: Answer | None = None, **options: Any) -> Answer:
-        sampling = {"max_tokens": 6, "logprobs": 5}
+        sampling = {"max_tokens": 4, "logprobs": 5}
         plain = engine.generate(prompt, reuse=False, fresh=True, **sampling)
         if ours is None:
             ours = engine.generate(prompt, **{"recompute_ratio": 1.0, **sampling, **options})

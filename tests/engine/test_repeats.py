@@ -5,7 +5,7 @@ import pytest
 from cachecraft_rag import ChunkPrompt
 
 BLOCK = 128
-SAMPLING = {"max_tokens": 6, "logprobs": 5}
+SAMPLING = {"max_tokens": 4, "logprobs": 5}
 
 
 def test_same_request_twice_then_ten_times(engine, passages, outcomes, assert_exact):

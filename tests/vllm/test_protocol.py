@@ -61,38 +61,37 @@ def test_segments_that_do_not_tile_the_prompt_are_refused(segments, message):
         RequestParams.from_wire(wire(segments=segments), 12)
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        None,
-        3,
-        "text",
-        [],
-        wire(ratio=-0.1),
-        wire(ratio=1.1),
-        wire(ratio=float("nan")),
-        wire(ratio="much"),
-        wire(ratio=None),
-        wire(min_run=0),
-        wire(min_run=-4),
-        wire(min_run="x"),
-        wire(min_run=float("inf")),
-        wire(segments=None),
-        wire(segments=3),
-        wire(segments=["abcde"]),
-        wire(segments=[[0, 12]]),
-        wire(segments=[[0, None, None, None, None]]),
-        wire(segments=[[0, float("inf"), None, None, None]]),
-        wire(segments=[[0, 12, 5, None, None]]),
-        wire(segments=[[0, 12, ["id"], None, None]]),
-        wire(segments=[[0, 12, "id", 7, None]]),
-        wire(segments=[[0, 12, "id", None, ["a.md"]]]),
-        wire(segments=[[0, 12, "id", None, 3]]),
-        wire(control="stats"),
-        wire(control=["stats"]),
-    ],
-    ids=repr,
-)
+GARBAGE = {
+    "nothing": None,
+    "number": 3,
+    "text": "text",
+    "list": [],
+    "ratio below": wire(ratio=-0.1),
+    "ratio above": wire(ratio=1.1),
+    "ratio nan": wire(ratio=float("nan")),
+    "ratio text": wire(ratio="much"),
+    "ratio none": wire(ratio=None),
+    "run zero": wire(min_run=0),
+    "run below": wire(min_run=-4),
+    "run text": wire(min_run="x"),
+    "run infinite": wire(min_run=float("inf")),
+    "no segments": wire(segments=None),
+    "segments number": wire(segments=3),
+    "segments text": wire(segments=["abcde"]),
+    "short segment": wire(segments=[[0, 12]]),
+    "segment without end": wire(segments=[[0, None, None, None, None]]),
+    "infinite segment": wire(segments=[[0, float("inf"), None, None, None]]),
+    "chunk id number": wire(segments=[[0, 12, 5, None, None]]),
+    "chunk id list": wire(segments=[[0, 12, ["id"], None, None]]),
+    "digest number": wire(segments=[[0, 12, "id", 7, None]]),
+    "document list": wire(segments=[[0, 12, "id", None, ["a.md"]]]),
+    "document number": wire(segments=[[0, 12, "id", None, 3]]),
+    "control text": wire(control="stats"),
+    "control list": wire(control=["stats"]),
+}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_is_a_value_error_and_nothing_else(garbage):
     with pytest.raises(ValueError):  # noqa: PT011
         RequestParams.from_wire(garbage, 12)

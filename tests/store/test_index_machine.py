@@ -1,0 +1,153 @@
+"""Random sequences of what the scheduler half does with its index."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from cachecraft_rag.store import KvIndex
+
+CAPACITY = 100
+KEYS = [f"key{number}" for number in range(8)]
+NAMESPACES = ["one", "two"]
+DOCUMENTS = ["a.md", "b.md", "c.md"]
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """The index as the scheduler half uses it: plans acquire what they read and what they fill, then release."""
+
+    reads = Bundle("reads")
+    fills = Bundle("fills")
+
+    def __init__(self):
+        super().__init__()
+        self.index = KvIndex(CAPACITY)
+        self.issued = set()
+        self.freed = set()
+        self.users = {}
+        self.nbytes = {}
+        self.pinned = set()
+        self.deletable = set()  # handles that a caller deleted or aborted: they may go though pinned
+
+    @rule(target=fills, key=st.sampled_from(KEYS), nbytes=st.integers(1, 60), namespace=st.sampled_from(NAMESPACES),
+          documents=st.sets(st.sampled_from(DOCUMENTS)))  # fmt: skip
+    def reserve(self, key, nbytes, namespace, documents):
+        if self.index.get(key) is not None:
+            return multiple()
+        ids = np.arange(nbytes, dtype=np.int32)
+        entry = self.index.reserve(
+            key, namespace=namespace, token_ids=ids, nbytes=nbytes, cached_at=0, chunk_id=f"id-{key}"
+        )
+        if entry is None:
+            return multiple()
+        entry.documents.update(documents)
+        assert entry.handle not in self.issued
+        assert not entry.ready
+        self.issued.add(entry.handle)
+        self.nbytes[entry.handle] = nbytes
+        self.index.acquire(entry)
+        self.users[entry.handle] = self.users.get(entry.handle, 0) + 1
+        return entry.handle
+
+    @rule(handle=consumes(fills), filled=st.booleans())
+    def finish_fill(self, handle, filled):
+        if filled:
+            self.index.commit(handle)
+        else:
+            self.index.abort(handle)
+            self.deletable.add(handle)
+        self._release(handle)
+
+    @rule(target=reads, key=st.sampled_from(KEYS))
+    def read(self, key):
+        entry = self.index.get(key)
+        if entry is None or not entry.ready:
+            return multiple()
+        self.index.touch(entry)
+        self.index.acquire(entry)
+        self.users[entry.handle] += 1
+        return entry.handle
+
+    @rule(handle=consumes(reads), missing=st.booleans())
+    def finish_read(self, handle, missing):
+        if missing:
+            self.index.abort(handle)
+            self.deletable.add(handle)
+        self._release(handle)
+
+    @rule(key=st.sampled_from(KEYS), pinned=st.booleans())
+    def pin(self, key, pinned):
+        entry = self.index.get(key)
+        if entry is not None:
+            entry.pinned = pinned
+            (self.pinned.add if pinned else self.pinned.discard)(entry.handle)
+
+    @rule(key=st.sampled_from(KEYS))
+    def delete(self, key):
+        entry = self.index.get(key)
+        removed = self.index.delete(lambda e: e.key == key)
+        assert [e.handle for e in removed] == ([entry.handle] if entry is not None else [])
+        self.deletable.update(e.handle for e in removed)
+        assert self.index.get(key) is None
+
+    @rule(namespace=st.sampled_from(NAMESPACES))
+    def delete_everything_of_a_namespace(self, namespace):
+        before = {e.handle for e in self.index if e.namespace == namespace}
+        removed = self.index.delete(lambda e: e.namespace == namespace)
+        assert {e.handle for e in removed} == before
+        self.deletable.update(before)
+
+    @rule(namespace=st.sampled_from(NAMESPACES), document=st.sampled_from(DOCUMENTS))
+    def delete_document(self, namespace, document):
+        alone = {e.handle for e in self.index if e.namespace == namespace and e.documents == {document}}
+        shared = {e.handle for e in self.index if e.namespace == namespace and document in e.documents} - alone
+        elsewhere = {e.handle for e in self.index if e.namespace != namespace and document in e.documents}
+        removed = self.index.delete_document(namespace, document)
+        assert {e.handle for e in removed} == alone
+        self.deletable.update(alone)
+        left = {e.handle: e for e in self.index}
+        assert all(document not in left[handle].documents for handle in shared)
+        assert all(document in left[handle].documents for handle in elsewhere)
+
+    @rule()
+    def take_freed(self):
+        freed = self.index.take_freed()
+        assert len(freed) == len(set(freed))
+        assert not self.freed & set(freed), "freed twice"
+        for handle in freed:
+            assert self.users.get(handle, 0) == 0, "freed while a plan reads it"
+            assert handle not in self.pinned or handle in self.deletable, "a pinned entry was evicted"
+        self.freed |= set(freed)
+
+    def _release(self, handle):
+        self.users[handle] -= 1
+        self.index.release(handle)
+
+    @invariant()
+    def books_agree(self):
+        assert self.index.check() == []
+        assert self.index.used_bytes <= CAPACITY
+        stats = self.index.stats()
+        assert stats.used_bytes == self.index.used_bytes
+        assert stats.chunks == sum(e.ready for e in self.index)
+        assert stats.pinned == sum(e.ready and e.pinned for e in self.index)
+
+    @invariant()
+    def every_used_entry_holds_its_bytes(self):
+        held = {e.handle for e in self.index} | {handle for handle, users in self.users.items() if users}
+        assert self.index.used_bytes == sum(self.nbytes[handle] for handle in held)
+
+    def teardown(self):
+        for handle, users in self.users.items():
+            for _ in range(users):
+                self.index.release(handle)
+        self.users = {}
+        self.index.delete(lambda entry: True)
+        self.freed |= set(self.index.take_freed())
+        assert self.freed == self.issued, "a handle was never freed"
+        assert self.index.used_bytes == 0
+        assert self.index.check() == []
+
+
+TestIndexMachine = IndexMachine.TestCase
+TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -1,0 +1,68 @@
+import torch
+
+from cachecraft_rag.store.memory import HostMemoryStore
+from cachecraft_rag.vllm.capture import CaptureRows, CapturingImpl, Recorder
+
+
+class Impl:
+    scale = 0.5
+
+    def __init__(self):
+        self.written = []
+
+    def do_kv_cache_update(self, *arguments):
+        self.written.append(arguments)
+
+    def forward(self, value):
+        return value + 1
+
+
+def captured(recorder, rows, layer=1, count=6):
+    store = HostMemoryStore(layers=2, kv_heads=1, head_size=2, dtype=torch.float32)
+    target = store.allocate(4)
+    target.key.zero_()
+    target.value.zero_()
+    impl = Impl()
+    wrapped = CapturingImpl(impl, layer, recorder)
+    recorder.rows = tuple(CaptureRows(target, *numbers) for numbers in rows)
+    key = torch.arange(count, dtype=torch.float32)[:, None, None].expand(count, 1, 2)
+    wrapped.do_kv_cache_update("layer", key, key + 100, "cache", "slots")
+    return impl, target, key
+
+
+def test_asked_rows_go_to_their_place_and_all_goes_on_to_vllm():
+    impl, target, key = captured(Recorder(), [(1, 3, 0), (4, 6, 2)])
+    assert target.key[1, :, 0, 0].tolist() == [1, 2, 4, 5]
+    assert target.value[1, :, 0, 1].tolist() == [101, 102, 104, 105]
+    assert not target.key[0].any()
+    (arguments,) = impl.written
+    assert arguments[0] == "layer"
+    assert arguments[1] is key
+    assert arguments[3:] == ("cache", "slots")
+
+
+def test_nothing_is_captured_unless_asked():
+    impl, target, _ = captured(Recorder(), [])
+    assert not target.key.any()
+    assert len(impl.written) == 1
+
+
+def test_captured_rows_are_copies():
+    store = HostMemoryStore(1, 1, 2, torch.float32)
+    target = store.allocate(2)
+    recorder = Recorder()
+    recorder.rows = (CaptureRows(target, 0, 2, 0),)
+    key = torch.ones(2, 1, 2)
+    CapturingImpl(Impl(), 0, recorder).do_kv_cache_update(None, key, key, None, None)
+    key.zero_()
+    assert target.key.sum() == 4
+
+
+def test_every_other_attribute_is_the_impls_own():
+    impl = Impl()
+    wrapped = CapturingImpl(impl, 0, Recorder())
+    assert wrapped.scale == 0.5
+    assert wrapped.forward(2) == 3
+    wrapped.scale = 0.25
+    assert impl.scale == 0.25
+    assert "scale" not in vars(wrapped)
