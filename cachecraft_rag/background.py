@@ -22,7 +22,11 @@ class BackgroundLoop:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work` from a thread; an interrupted wait (Ctrl-C) cancels it."""

@@ -147,6 +147,11 @@ class KvIndex:
         gone = {entry.handle for entry in owned if not entry.documents}
         return self.delete(lambda entry: entry.handle in gone)
 
+    @property
+    def has_freed(self) -> bool:
+        """Whether handles wait for `take_freed`."""
+        return bool(self._freed)
+
     def take_freed(self) -> list[int]:
         """Handles whose tensors are to be freed, each exactly once."""
         freed, self._freed = self._freed, []

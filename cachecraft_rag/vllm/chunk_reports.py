@@ -39,7 +39,8 @@ def chunk_reports(
         computed = _computed(segment.start, segment.stop, plan, prefix_cache_tokens)
         outcome, reason = finding.outcome, finding.reason
         if segment.handle in missing:
-            outcome, reason, computed = Outcome.REFUSED, "its stored KV was gone when it was read", tokens
+            outcome, reason = Outcome.REFUSED, "its stored KV was gone when it was read"
+            computed = segment.stop - max(segment.start, prefix_cache_tokens)
         exact = full or (outcome is Outcome.HIT and segment.exact) or (all_exact and computed == tokens)
         all_exact = all_exact and exact
         if finding.chunk is None or outcome is None:
@@ -50,7 +51,7 @@ def chunk_reports(
             reason = f"recomputed in full (policy {params.policy}, ratio {params.ratio:g})"
         if segment.start < prefix_cache_tokens:
             cached = min(segment.stop, prefix_cache_tokens) - segment.start
-            if cached == tokens or computed == 0:
+            if cached == tokens or plan is None:
                 outcome, reason = Outcome.HIT, "in vLLM's prefix cache, from an earlier request of this kind"
             else:
                 reason += f"; its first {cached} tokens were in vLLM's prefix cache"

@@ -56,7 +56,7 @@ class Classifier:
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
             if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
-                findings.append(self._head_finding(params.namespace, store and lower == 0))
+                findings.append(self._head_finding(params.namespace, store and lower == 0 and self._head.size <= upper))
                 start = self._head.size
                 if start == stop:
                     continue

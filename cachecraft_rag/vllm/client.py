@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,13 @@ from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
-from cachecraft_rag.vllm.launch import make_settings, shut_down, start_async_llm
+from cachecraft_rag.vllm.launch import make_settings, start_async_llm
 from cachecraft_rag.vllm.protocol import RequestParams
-from cachecraft_rag.vllm.salts import cache_salt
+from cachecraft_rag.vllm.requests import Requests
 from cachecraft_rag.vllm.sampling import DEFAULTS, make_sampling
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    from cachecraft_rag.vllm.settings import ConnectorSettings
 
 _OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh")
 
@@ -33,28 +31,20 @@ _OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "f
 class EngineClient:
     """One AsyncLLM with the connector in it. All methods run on the loop it was started on."""
 
-    def __init__(self, config: EngineConfig, llm: AsyncLLM, tokenizer: PromptTokenizer, settings: ConnectorSettings):
+    def __init__(self, config: EngineConfig, llm: AsyncLLM, tokenizer: PromptTokenizer, secret: str):
         self.config = config
         self.tokenizer = tokenizer
-        self._llm = llm
-        self._settings = settings
-        self._numbers = itertools.count()
-        self._background: set[asyncio.Task[RequestReport | None]] = set()
+        self.max_model_len: int = llm.vllm_config.model_config.max_model_len
+        self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
+        self.requests = Requests(llm, secret)
+        self._epochs: Counter[str] = Counter()
+        self._background: set[asyncio.Task[RequestReport]] = set()
 
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
         tokenizer = PromptTokenizer.from_pretrained(config.model, default_system=config.default_system)
         settings = make_settings(config, tokenizer)
-        return cls(config, start_async_llm(config, settings), tokenizer, settings)
-
-    @property
-    def max_model_len(self) -> int:
-        length: int = self._llm.vllm_config.model_config.max_model_len
-        return length
-
-    @property
-    def dtype(self) -> str:
-        return str(self._llm.vllm_config.model_config.dtype).removeprefix("torch.")
+        return cls(config, start_async_llm(config, settings), tokenizer, settings.secret)
 
     async def stream(
         self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
@@ -76,30 +66,32 @@ class EngineClient:
         token_ids: list[int] = []
         logprobs: list[Mapping[int, Any]] = []
         first_token_seconds: float | None = None
-        async for output in self.submit(encoded.token_ids, sampling, params, fresh=fresh):
-            if first_token_seconds is None:
-                first_token_seconds = time.perf_counter() - started
-            completion = output.outputs[0]
-            texts.append(completion.text)
-            token_ids += completion.token_ids
-            logprobs += completion.logprobs or []
-            if not output.finished:
-                yield Delta(completion.text, tuple(completion.token_ids))
-                continue
-            report = _report(output, first_token_seconds)
-            if report is not None and params is not None and self.config.store_misses:
-                await self._store_misses(encoded, report, params.namespace)
-            answer = Answer(
-                text="".join(texts),
-                token_ids=tuple(token_ids),
-                prompt_tokens=len(encoded.token_ids),
-                finish_reason=completion.finish_reason,
-                first_token_seconds=first_token_seconds,
-                report=report,
-                logprobs=tuple(logprobs) if sampling.logprobs is not None else None,
-                stop_reason=completion.stop_reason,
-            )
-            yield Delta(completion.text, tuple(completion.token_ids), answer)
+        collector = await self.requests.enqueue(encoded.token_ids, sampling, params, fresh=fresh)
+        async with aclosing(self.requests.outputs(collector)) as outputs:
+            async for output in outputs:
+                if first_token_seconds is None:
+                    first_token_seconds = time.perf_counter() - started
+                completion = output.outputs[0]
+                texts.append(completion.text)
+                token_ids += completion.token_ids
+                logprobs += completion.logprobs or []
+                if not output.finished:
+                    yield Delta(completion.text, tuple(completion.token_ids))
+                    continue
+                report = _report(output, first_token_seconds)
+                if report is not None and params is not None and self.config.store_misses:
+                    await self._store_misses(encoded, report, params.namespace)
+                answer = Answer(
+                    text="".join(texts),
+                    token_ids=tuple(token_ids),
+                    prompt_tokens=len(encoded.token_ids),
+                    finish_reason=completion.finish_reason,
+                    first_token_seconds=first_token_seconds,
+                    report=report,
+                    logprobs=tuple(logprobs) if sampling.logprobs is not None else None,
+                    stop_reason=completion.stop_reason,
+                )
+                yield Delta(completion.text, tuple(completion.token_ids), answer)
 
     def request_params(
         self,
@@ -126,55 +118,19 @@ class EngineClient:
             min_run=config.min_run,
             segments=tuple((s.start, s.stop, s.chunk_id, s.digest, s.document_id) for s in encoded.segments),
             prewarm=prewarm,
+            epoch=self._epochs[config.namespace],
         )
-
-    async def submit(
-        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, fresh: bool = False
-    ) -> AsyncGenerator[Any, None]:
-        """vLLM's outputs for a prompt of token ids; with `params` None a plain request.
-
-        A `fresh` one finds nothing in vLLM's prefix cache. Closing the generator aborts the request.
-        """
-        collector = await self.enqueue(token_ids, sampling, params, fresh=fresh)
-        finished = False
-        try:
-            while not finished:
-                output = await collector.get()
-                finished = output.finished
-                yield output
-        finally:
-            if not finished:
-                await self.abort(collector)
-
-    async def enqueue(
-        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, fresh: bool = False
-    ) -> Any:
-        """Hand a request to the engine; what comes later is scheduled behind it. Returns vLLM's output collector."""
-        prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
-        if fresh:
-            prompt["cache_salt"] = secrets.token_hex(16)
-        if params is not None:
-            prompt["cache_salt"] = cache_salt(self._settings.secret, params)
-            transfer = {"cachecraft": params.to_wire()}
-            sampling.extra_args = {**(sampling.extra_args or {}), "kv_transfer_params": transfer}
-        return await self._llm.add_request(f"cachecraft-{next(self._numbers)}", prompt, sampling)
-
-    async def abort(self, collector: Any) -> None:
-        """End a request that was enqueued; its blocks are freed."""
-        await self._llm.abort(collector.request_id, internal=True)
 
     async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
         """Ask the store; see `vllm.control` for the operations."""
-        params = RequestParams(namespace or self.config.namespace, "none", 0.0, 1, (), control=control)
+        params = replace(self.request_params(EncodedPrompt((), ()), namespace=namespace), control=control)
         token_id = (self.tokenizer.head_token_ids or (0,))[0]
         sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
-        async for output in self.submit([token_id], sampling, params):
-            if output.finished:
-                answer: dict[str, Any] = output.kv_transfer_params["cachecraft"]["answer"]
-                if "error" in answer:
-                    raise CachecraftError(answer["error"])
-                return answer
-        raise CachecraftError("the engine ended without an answer to a question to its store")
+        output = await self.requests.last_output(await self.requests.enqueue([token_id], sampling, params))
+        answer: dict[str, Any] = output.kv_transfer_params["cachecraft"]["answer"]
+        if "error" in answer:
+            raise CachecraftError(answer["error"])
+        return answer
 
     async def delete(
         self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
@@ -187,14 +143,15 @@ class EngineClient:
         if document_id is not None:
             control["document_id"] = document_id
         deleted: list[str] = (await self.control(control, namespace))["deleted"]
+        # What earlier requests left in vLLM's prefix cache may hold what was deleted: nobody finds it from here on.
+        self._epochs[self.config.namespace if namespace is None else namespace] += 1
         return deleted
 
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await shut_down(self._llm)
-        del self._llm  # its finaliser must not find a half torn down interpreter
+        await self.requests.close()
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit = self.max_model_len

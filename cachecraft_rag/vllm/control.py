@@ -11,6 +11,14 @@ from cachecraft_rag.vllm.protocol import RequestParams
 
 
 def run_control(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool) -> dict[str, Any]:
+    """The answer to a control request; a garbled one is answered with an `error`."""
+    try:
+        return _run(index, params, store_bytes, busy=busy)
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        return {"error": f"the control request {dict(params.control or {})!r:.80} is garbled: {error!r}"}
+
+
+def _run(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool) -> dict[str, Any]:
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
     Operations: `stats`; `check`; `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`,

@@ -17,6 +17,7 @@ from cachecraft_rag.vllm.sampling import make_sampling
 
 if TYPE_CHECKING:
     from cachecraft_rag.vllm.client import EngineClient
+    from cachecraft_rag.vllm.requests import Requests
 
 _IN_FLIGHT = 256
 _LOOKUP_BATCH = 1000
@@ -35,19 +36,13 @@ def encode_for_prewarm(head: Sequence[int], token_ids: Sequence[int], chunk: Seg
 class QueuedPrewarm:
     """A prewarm that the engine has."""
 
-    def __init__(self, client: EngineClient, collector: Any) -> None:
-        self._client = client
+    def __init__(self, requests: Requests, collector: Any) -> None:
+        self._requests = requests
         self._collector = collector
 
     async def report(self) -> RequestReport:
         """Wait for it; cancelling the wait aborts it."""
-        output: Any = None
-        try:
-            while output is None or not output.finished:
-                output = await self._collector.get()
-        finally:
-            if output is None or not output.finished:
-                await self._client.abort(self._collector)
+        output = await self._requests.last_output(self._collector)
         return RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"])
 
 
@@ -55,7 +50,7 @@ async def enqueue_prewarm(client: EngineClient, prompt: EncodedPrompt, namespace
     """Hand a prewarm to the engine; what comes later is scheduled behind it."""
     params = client.request_params(prompt, namespace=namespace, policy="none", recompute_ratio=0.0, prewarm=True)
     sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
-    return QueuedPrewarm(client, await client.enqueue(prompt.token_ids, sampling, params))
+    return QueuedPrewarm(client.requests, await client.requests.enqueue(prompt.token_ids, sampling, params))
 
 
 async def prewarm(

@@ -85,6 +85,7 @@ class RequestParams:
 
     `segments`: (start, stop, chunk_id, digest, document_id) for each piece of the prompt, chunk_id None for text.
     `prewarm`: store the chunks, the answer does not matter. `control`: a question to the store instead of a prompt.
+    `epoch`: how many deletions the namespace has seen.
     """
 
     namespace: str
@@ -94,6 +95,7 @@ class RequestParams:
     segments: tuple[tuple[int, int, str | None, str | None, str | None], ...]
     prewarm: bool = False
     control: Mapping[str, Any] | None = None
+    epoch: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         """Only what msgpack knows."""
@@ -104,6 +106,7 @@ class RequestParams:
             "min_run": self.min_run,
             "segments": [list(segment) for segment in self.segments],
             "prewarm": self.prewarm,
+            "epoch": self.epoch,
             "control": dict(self.control) if self.control is not None else None,
         }
 
@@ -116,17 +119,30 @@ class RequestParams:
                 policy=str(wire["policy"]),
                 ratio=float(wire["ratio"]),
                 min_run=int(wire.get("min_run", 1)),
-                segments=tuple((int(s[0]), int(s[1]), s[2], s[3], s[4]) for s in wire["segments"]),
+                segments=tuple((int(s[0]), int(s[1]), _name(s[2]), _name(s[3]), _name(s[4])) for s in wire["segments"]),
                 prewarm=bool(wire.get("prewarm", False)),
-                control=wire.get("control"),
+                control=_control(wire.get("control")),
+                epoch=int(wire.get("epoch", 0)),
             )
-        except (KeyError, TypeError, IndexError) as error:
+        except (KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
             raise ValueError(f"kv_transfer_params['cachecraft'] lacks or garbles {error}") from error
         if params.control is None:
             _check_tiling(params, prompt_tokens)
         if not 0.0 <= params.ratio <= 1.0 or params.min_run < 1:
             raise ValueError(f"ratio={params.ratio} must lie in [0, 1] and min_run={params.min_run} be at least 1")
         return params
+
+
+def _name(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{value!r:.40}, which should be a str or None")
+    return value
+
+
+def _control(value: Any) -> Mapping[str, Any] | None:
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"control={value!r:.40}, which should be a mapping or None")
+    return value
 
 
 def _check_tiling(params: RequestParams, prompt_tokens: int) -> None:

@@ -1,7 +1,8 @@
 """`cache_salt` of chunk requests: what they leave in vLLM's prefix cache is for their own kind only.
 
 Repaired KV is not exact KV. The salt holds a secret of the engine, so that no plain request can ask for it by accident
-or on purpose, and all that changes the repair: namespace, policy, ratio and the length of runs.
+or on purpose, and all that changes the repair: namespace, policy, ratio, the length of runs, and how often
+something was deleted.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ def is_valid_salt(secret: str, params: RequestParams, salt: str | None) -> bool:
         return False
     if params.prewarm:
         return salt.startswith(_prewarm_prefix(secret)) and len(salt) > len(_prewarm_prefix(secret))
-    return secrets.compare_digest(salt, _serving_salt(secret, params))
+    return secrets.compare_digest(salt.encode(), _serving_salt(secret, params).encode())
 
 
 def _serving_salt(secret: str, params: RequestParams) -> str:
-    content = json.dumps([secret, params.namespace, params.policy, params.ratio, params.min_run])
+    content = json.dumps([secret, params.namespace, params.policy, params.ratio, params.min_run, params.epoch])
     return f"cachecraft:{hashlib.sha256(content.encode()).hexdigest()}"
 
 

@@ -16,16 +16,19 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 256}
 def make_sampling(sampling: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """A copy of `sampling`, or new parameters from `options`, made to stream deltas of one completion."""
     from vllm import SamplingParams
+    from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
 
     if sampling is not None and options:
         raise InvalidInput(f"give either sampling= or its fields as keywords, not both: {', '.join(sorted(options))}")
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        raise InvalidInput(f"sampling={sampling!r:.60} is not vLLM's SamplingParams; give one, or keywords")
     if sampling is not None:
         made = sampling.clone()
     else:
         try:
             made = SamplingParams(**{**DEFAULTS, **options})
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, VLLMClientError) as error:
             raise InvalidInput(f"vLLM refuses the sampling parameters {dict(options)!r}: {error}") from error
     if made.n != 1:
         raise InvalidInput(f"n={made.n} is not supported: call generate_batch with the prompt {made.n} times")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,7 +77,8 @@ class SchedulerHalf:
         self._store_bytes = 0
 
     def on_new_request(self, request: Any) -> None:
-        wire = (request.kv_transfer_params or {}).get("cachecraft")
+        transfer = request.kv_transfer_params
+        wire = transfer.get("cachecraft") if isinstance(transfer, Mapping) else None
         if wire is None or request.prompt_token_ids is None:
             return
         token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
@@ -89,10 +90,11 @@ class SchedulerHalf:
             self._requests[request.request_id] = _RequestState(empty, token_ids, refusal=str(error))
             return
         state = _RequestState(params, token_ids)
-        if params.control is not None:
-            state.answer = run_control(self._index, params, self._store_bytes, busy=bool(self._in_flight))
-        elif not is_valid_salt(self._settings.secret, params, request.cache_salt):
+        if not is_valid_salt(self._settings.secret, params, request.cache_salt):
             state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
+        elif params.control is not None:
+            busy = bool(self._in_flight) or self._index.has_freed
+            state.answer = run_control(self._index, params, self._store_bytes, busy=busy)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
         elif request.lora_request is not None:
@@ -108,7 +110,7 @@ class SchedulerHalf:
         if promised <= 0:
             return 0, False
         params = state.params
-        waits = not params.prewarm and not recomputes_all(params.policy, params.ratio)
+        waits = params.prewarm or not recomputes_all(params.policy, params.ratio)
         if waits and self._classifier.awaits_pending(params, state.token_ids):
             return None, False
         return promised, True

@@ -82,7 +82,7 @@ def send(engine, wire, salt, tokens):
         prompt = {"prompt_token_ids": list(tokens)}
         if salt is not None:
             prompt["cache_salt"] = salt
-        async for output in engine._client._llm.generate(prompt, sampling, f"foreign-{id(sampling)}"):
+        async for output in engine._client.requests._llm.generate(prompt, sampling, f"foreign-{id(sampling)}"):
             ids += output.outputs[0].token_ids
         return RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"]), tuple(ids)
 
@@ -103,7 +103,7 @@ def test_a_request_with_a_wrong_salt_is_refused_and_plain(engine, foreign, salt)
     encoded, params = foreign
     if salt == "of another ratio":
         other = engine._client.request_params(encoded, recompute_ratio=0.77)
-        salt = cache_salt(engine._client._settings.secret, other)
+        salt = cache_salt(engine._client.requests._secret, other)
     report, ids = send(engine, params.to_wire(), salt, encoded.token_ids)
     assert report.refused == 2
     assert all("cache_salt" in chunk.reason for chunk in report.chunks)
@@ -113,7 +113,9 @@ def test_a_request_with_a_wrong_salt_is_refused_and_plain(engine, foreign, salt)
 
 async def plain_ids(engine, tokens):
     ids = []
-    async for output in engine._client.submit(tokens, make_sampling(None, {"max_tokens": 4}), None, fresh=True):
+    requests = engine._client.requests
+    collector = await requests.enqueue(tokens, make_sampling(None, {"max_tokens": 4}), None, fresh=True)
+    async for output in requests.outputs(collector):
         ids += output.outputs[0].token_ids
     return tuple(ids)
 

@@ -57,7 +57,7 @@ def test_another_starts_in_the_same_process_and_its_death_is_said(start_engine, 
         assert other.check() == []
         future = other.submit(prompt, max_tokens=1500, ignore_eos=True)
         next(other.stream(prompt, max_tokens=4))
-        manager = other._client._llm.engine_core.resources.engine_manager
+        manager = other._client.requests._llm.engine_core.resources.engine_manager
         for process in manager.processes:
             os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(EngineClosed):

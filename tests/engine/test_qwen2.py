@@ -1,4 +1,4 @@
-"""The second proven family, Qwen2, on Qwen2.5-Coder-0.5B: another head count, tied weights, biases in the projections."""
+"""The second proven family, Qwen2, on Qwen2.5-Coder-0.5B: other head counts, and biases in the projections."""
 
 import os
 from pathlib import Path

@@ -74,7 +74,7 @@ class Engine:
 
     def ask(self, control, namespace="tenant"):
         params = RequestParams(namespace, "none", 0.0, 1, (), control=control)
-        request = self.arrive((1,), wire=params.to_wire())
+        request = self.arrive((1,), wire=params.to_wire(), salt=cache_salt(SECRET, params))
         assert self.schedule(request) == (0, False)
         self.step()
         return self.finish(request)["cachecraft"]["answer"]

@@ -4,7 +4,9 @@ import pytest
 
 from cachecraft_rag.report import Outcome
 from cachecraft_rag.vllm.protocol import RequestParams
+from cachecraft_rag.vllm.salts import cache_salt
 
+SECRET = "secret"  # of the engine in conftest
 HEAD = (1, 2, 3, 4)
 A = tuple(range(100, 120))
 QUESTION = (7, 8, 9)
@@ -51,7 +53,11 @@ GARBAGE = {
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 def test_garbage_never_raises_and_is_answered(engine, garbage):
-    request = engine.arrive(HEAD, A, QUESTION, wire=garbage)
+    try:  # what can be read carries the right salt, so that it is not refused for that
+        salt = cache_salt(SECRET, RequestParams.from_wire(garbage, 27))
+    except ValueError:
+        salt = None
+    request = engine.arrive(HEAD, A, QUESTION, wire=garbage, salt=salt)
     engine.schedule(request)
     engine.step()
     answer = engine.finish(request)["cachecraft"]

@@ -1,12 +1,12 @@
 """The front end's requests against a fake of vLLM's AsyncLLM: each one handed over ends or is aborted."""
 
 import asyncio
+from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
 
-from cachecraft_rag.config import EngineConfig
-from cachecraft_rag.vllm.client import EngineClient
+from cachecraft_rag.vllm.requests import Requests
 from cachecraft_rag.vllm.sampling import make_sampling
 
 
@@ -44,12 +44,11 @@ class Collector:
         return SimpleNamespace(finished=self._left == 0)
 
 
-def client(llm):
-    return EngineClient(EngineConfig("model"), llm, None, SimpleNamespace(secret="s"))
-
-
-def outputs(llm):
-    return client(llm).submit([1, 2, 3], make_sampling(None, {}), None)
+async def outputs(llm):
+    requests = Requests(llm, "s")
+    async with aclosing(requests.outputs(await requests.enqueue([1, 2, 3], make_sampling(None, {}), None))) as stream:
+        async for output in stream:
+            yield output
 
 
 async def test_a_request_that_ends_is_not_aborted():
@@ -96,7 +95,7 @@ async def test_cancelled_while_vllm_takes_the_request():
 
 async def test_requests_have_names_of_their_own():
     llm = FakeLlm(steps=1000)
-    ours = client(llm)
+    ours = Requests(llm, "s")
     for _ in range(5):
         await ours.enqueue([1], make_sampling(None, {}), None)
     assert len(llm.known) == 5
