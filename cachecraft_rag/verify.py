@@ -15,7 +15,7 @@ from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.verification.cases import Case, make_cases
 from cachecraft_rag.verification.compare import Difference, compare
 
-_SAMPLING = {"max_tokens": 12, "temperature": 0.0, "logprobs": 5}
+_SAMPLING = {"max_tokens": 10, "temperature": 0.0, "logprobs": 5}
 _FLOAT32_TOLERANCE = 1e-3
 
 
@@ -104,7 +104,7 @@ def _plain_noise(engine: ChunkEngine, case: Case, references: dict[ChunkPrompt, 
         references[prompt] = engine.generate(prompt, reuse=False, fresh=True, **_SAMPLING)
     twice = [prompt for prompt in prompts for _ in range(2)]  # the second time finds the first's blocks
     differences = [compare(references[prompt], engine.generate(prompt, reuse=False, **_SAMPLING)) for prompt in twice]
-    others = list(references)[-6:]
+    others = list(references)[-len(prompts) - 2 :]
     together = engine.generate_batch(others, reuse=False, fresh=True, **_SAMPLING)
     differences += [compare(references[prompt], answer) for prompt, answer in zip(others, together, strict=True)]
     return differences

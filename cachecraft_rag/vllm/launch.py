@@ -90,6 +90,7 @@ def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) 
         "model": config.model,
         "dtype": config.dtype,
         "seed": config.seed,
+        "use_tqdm_on_load": False,
         "enable_prefix_caching": config.enable_prefix_caching,
         "enforce_eager": config.enforce_eager,
         "disable_hybrid_kv_cache_manager": True,
