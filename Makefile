@@ -1,6 +1,7 @@
 .DEFAULT_GOAL := help
 PYTEST_ARGS ?= -q
 PYTEST_MARKS ?= not slow
+export CACHECRAFT_HOME ?= $(CURDIR)/.cache
 export CACHECRAFT_TEST_MODEL ?= $(CURDIR)/.cache/models/smollm2-135m
 
 .PHONY: help setup demo lint test test-slow model clean
