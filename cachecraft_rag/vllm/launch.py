@@ -81,6 +81,10 @@ async def shut_down(llm: AsyncLLM) -> None:
         handler.cancel()
         await asyncio.gather(handler, return_exceptions=True)
     await asyncio.to_thread(llm.shutdown)
+    await asyncio.sleep(0)  # its sockets are closed by a callback of this loop
+    context = getattr(llm.engine_core, "ctx", None)  # vLLM leaves it to the garbage collector, which complains
+    if context is not None:
+        context.destroy(linger=0)
 
 
 def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from cachecraft_rag.verification.compare import compare
 MODEL = os.environ.get("CACHECRAFT_TEST_MODEL")
 BLOCK = 128  # of vLLM's paged cache on a CPU
 TOLERANCE = 1e-3  # of log-probabilities, between two float32 runs of different batch shape
-VLLM_LEAVES_SOCKETS = pytest.mark.filterwarnings("ignore:.*Context.__del__:pytest.PytestUnraisableExceptionWarning")
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
     "kv_cache_gb": 0.5,
@@ -32,7 +31,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "/engine/" in str(item.path):
             item.add_marker(pytest.mark.engine)
-            item.add_marker(VLLM_LEAVES_SOCKETS)
             if not MODEL:
                 item.add_marker(pytest.mark.skip(reason="set CACHECRAFT_TEST_MODEL to a small model's folder"))
 
