@@ -4,7 +4,7 @@ PYTEST_MARKS ?= not slow
 export CACHECRAFT_HOME ?= $(CURDIR)/.cache
 export CACHECRAFT_TEST_MODEL ?= $(CURDIR)/.cache/models/smollm2-135m
 
-.PHONY: help setup demo lint test test-slow model clean
+.PHONY: help setup demo lint test test-slow test-integrations model clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,8 @@ lint: setup ## ruff and mypy
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	cd integrations/langchain && ../../.venv/bin/mypy
+	cd integrations/llamaindex && ../../.venv/bin/mypy
 
 model: setup
 	@test -e "$(CACHECRAFT_TEST_MODEL)/config.json" || \
@@ -26,9 +28,18 @@ model: setup
 
 test: lint model ## lint, then every test but the slow ones
 	.venv/bin/python -m pytest -m "$(PYTEST_MARKS)" $(PYTEST_ARGS)
+	$(MAKE) test-integrations
 
 test-slow: lint model ## lint, then every test (downloads a second model)
 	.venv/bin/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) test-integrations
+
+# Apart from each other: the frameworks' own suites want other options, and each has an engine of its own.
+test-integrations: model
+	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/unit_tests
+	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/engine_tests
+	cd integrations/llamaindex && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/unit_tests
+	cd integrations/llamaindex && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/engine_tests
 
 clean: ## remove .venv, fetched models and tool caches
 	rm -rf .venv .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,7 +6,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cachecraft_rag.report import RequestReport
+from cachecraft_rag.report import Outcome, RequestReport
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. The last three are disjoint parts of `input_tokens`; the rest was computed and not kept.
+
+    `cache_read`: not run by the model. `cache_creation`: of chunks that were not stored and were computed.
+    `recomputed`: of stored chunks, run again to repair them.
+    """
+
+    input_tokens: int
+    output_tokens: int
+    cache_read: int
+    cache_creation: int
+    recomputed: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +34,7 @@ class Answer:
 
     `report`: chunk by chunk what was reused; None for a plain request. `first_token_seconds`: from the call to the
     first token (TTFT). `logprobs`: vLLM's own, one mapping of token id to `Logprob` for each generated token, where
-    they were asked for.
+    they were asked for. `prefix_cache_tokens`: found in vLLM's own prefix cache by a plain request.
     """
 
     text: str
@@ -26,6 +45,21 @@ class Answer:
     report: RequestReport | None = None
     logprobs: tuple[Mapping[int, Any], ...] | None = None
     stop_reason: int | str | None = None
+    prefix_cache_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        report = self.report
+        if report is None:
+            return Usage(self.prompt_tokens, len(self.token_ids), self.prefix_cache_tokens, 0, 0)
+        created = sum(chunk.recomputed for chunk in report.chunks if chunk.outcome is Outcome.MISS)
+        return Usage(
+            input_tokens=self.prompt_tokens,
+            output_tokens=len(self.token_ids),
+            cache_read=max(self.prompt_tokens - report.computed_tokens, 0),
+            cache_creation=created,
+            recomputed=report.recomputed_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,12 +61,14 @@ class Chunk:
     """A piece of text that is retrieved and placed in a prompt as a unit.
 
     `text` has no outer white space (it is stripped here). `digest` is its whole sha256 in hex. Two chunks are equal if
-    their text and document are; `metadata` is carried along, and never looked at.
+    their text and document are; `metadata` is carried along, and never looked at. `recovered`: the chunk was found in a
+    flat prompt, not given as a chunk.
     """
 
     text: str
     document_id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    recovered: bool = field(default=False, compare=False)
     digest: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -60,6 +60,20 @@ class ChunkEngine:
         return self._client.tokenizer
 
     @property
+    def model_name(self) -> str:
+        """The model's name or folder, as it was given."""
+        return self.config.model
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens that a prompt and its answer may have together."""
+        return self._client.max_model_len
+
+    def count_tokens(self, prompt: ChunkPrompt | str) -> int:
+        """The tokens of a prompt as it would be sent, template included; of a str its own tokens alone."""
+        return self.tokenizer.count(prompt) if isinstance(prompt, str) else len(self.tokenizer.encode(prompt).token_ids)
+
+    @property
     def dtype(self) -> str:
         """The dtype the model computes in, such as "bfloat16"."""
         return self._client.dtype

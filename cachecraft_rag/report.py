@@ -1,7 +1,7 @@
 """What happened to every chunk of one request, and what it cost."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
@@ -36,6 +36,7 @@ class ChunkReport:
     recomputed: int  # its tokens that the model ran: for a miss all of them
     exact: bool  # its KV equals that of a full prefill: the prefix was identical, or everything was recomputed
     document_id: str | None = None
+    recovered: bool = False  # found in a flat prompt by `recover_chunks`
 
     def __post_init__(self) -> None:
         if self.offset < 0 or not 0 <= self.recomputed <= self.tokens:
@@ -100,6 +101,14 @@ class RequestReport:
 
     def with_first_token(self, seconds: float) -> Self:
         return replace(self, timings=replace(self.timings, first_token=seconds))
+
+    def with_recovered(self, recovered: Iterable[bool]) -> Self:
+        """`recovered`: for each chunk, in prompt order, whether it was found in a flat prompt."""
+        chunks = (
+            replace(chunk, recovered=True, reason=f"{chunk.reason}; recovered from flat text") if found else chunk
+            for chunk, found in zip(self.chunks, recovered, strict=True)
+        )
+        return replace(self, chunks=tuple(chunks))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types. `totals` repeats what the properties say, for readers in other languages."""

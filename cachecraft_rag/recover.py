@@ -1,0 +1,82 @@
+"""Chunks found again in flat prompts, for chains that put their documents into one string."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.prompt import JOINER
+
+if TYPE_CHECKING:
+    from ahocorasick_rs import AhoCorasick
+
+
+class RecentChunks:
+    """The chunks that were retrieved last, to be found in flat text. Any number of threads may use one.
+
+    At most `capacity` chunks of at least `min_chars` characters each; shorter ones would be found where no chunk was
+    meant.
+    """
+
+    def __init__(self, capacity: int = 256, min_chars: int = 32) -> None:
+        self._capacity = capacity
+        self._min_chars = min_chars
+        self._chunks: OrderedDict[str, Chunk] = OrderedDict()
+        self._finder: AhoCorasick | None = None
+        self._listed: list[Chunk] = []
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def remember(self, chunks: Iterable[Chunk]) -> None:
+        with self._lock:
+            for chunk in chunks:
+                if len(chunk.text) < self._min_chars:
+                    continue
+                if chunk.digest not in self._chunks:
+                    self._finder = None
+                self._chunks[chunk.digest] = chunk
+                self._chunks.move_to_end(chunk.digest)
+            while len(self._chunks) > self._capacity:
+                self._chunks.popitem(last=False)
+                self._finder = None
+
+    def split(self, text: str) -> list[str | Chunk]:
+        """`text` with the chunks in it told apart, each with `recovered=True`; the pieces spell `text` exactly.
+
+        A chunk is found only with the blank line behind it that every chunk in a prompt has: what is sent stays the
+        same, character by character. Of texts that overlap, the one that begins first is taken, of those that begin
+        together the longest. The time is linear in the length of `text` (Aho-Corasick).
+        """
+        finder, chunks = self._search()
+        if finder is None:
+            return [text] if text else []
+        parts: list[str | Chunk] = []
+        done = 0
+        for number, start, stop in finder.find_matches_as_indexes(text):
+            if start > done:
+                parts.append(text[done:start])
+            parts.append(replace(chunks[number], recovered=True))
+            done = stop
+        if done < len(text):
+            parts.append(text[done:])
+        return parts
+
+    def _search(self) -> tuple[AhoCorasick | None, list[Chunk]]:
+        from ahocorasick_rs import AhoCorasick, Implementation, MatchKind
+
+        with self._lock:
+            if self._finder is None and self._chunks:
+                self._listed = list(self._chunks.values())
+                patterns = [chunk.text + JOINER for chunk in self._listed]
+                self._finder = AhoCorasick(
+                    patterns,
+                    matchkind=MatchKind.LeftmostLongest,
+                    implementation=Implementation.NoncontiguousNFA,  # the quickest to build
+                )
+            return self._finder, self._listed

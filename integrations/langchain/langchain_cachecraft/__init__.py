@@ -1,0 +1,1 @@
+"""LangChain over cachecraft-rag."""

@@ -1,0 +1,1 @@
+"""LlamaIndex over cachecraft-rag."""
