@@ -69,6 +69,8 @@ class EngineConfig:
     cpu_store_gb: float = field(default_factory=_from_environment(CPU_STORE_GB_VARIABLE, 2.0, _gib))
     namespace: str = "default"  # tenant: nothing is shared between two of them
     default_system: str | None = None  # system text of prompts that bring none of their own
+    # Arguments of the chat template, such as {"enable_thinking": False}.
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     max_model_len: int | None = None  # None here and below: vLLM decides
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
@@ -108,6 +110,7 @@ class EngineConfig:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")
         self._check_int("seed", 0, 2**32 - 1)
+        self._check_mapping("chat_template_kwargs", '{"enable_thinking": False}')
         self._check_vllm_args()
 
     def _check_text(self, name: str, way_out: str) -> None:
@@ -124,10 +127,7 @@ class EngineConfig:
         self._set(name, int(value))
 
     def _check_vllm_args(self) -> None:
-        if not isinstance(self.vllm_args, Mapping):
-            raise InvalidInput(
-                f'vllm_args={self.vllm_args!r} is not a mapping: give a dict such as {{"block_size": 64}}'
-            )
+        self._check_mapping("vllm_args", '{"block_size": 64}')
         own = {option.name for option in fields(self)}
         for key in self.vllm_args:
             if not isinstance(key, str) or not key.isidentifier():
@@ -137,7 +137,12 @@ class EngineConfig:
                     f"vllm_args: {key}={self.vllm_args[key]!r} would override an option of ours: "
                     f"set EngineConfig({key}=...) instead"
                 )
-        self._set("vllm_args", dict(self.vllm_args))
+
+    def _check_mapping(self, name: str, example: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Mapping):
+            raise InvalidInput(f"{name}={value!r} is not a mapping: give a dict such as {example}")
+        self._set(name, dict(value))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

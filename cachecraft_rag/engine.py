@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from cachecraft_rag.answer import Answer, Delta, PrewarmReport
 from cachecraft_rag.background import BackgroundLoop
 from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.closing import Closing
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import EngineClosed, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from cachecraft_rag.verify import VerifyResult
 
 
-class ChunkEngine:
+class ChunkEngine(Closing):
     """Generates answers over chunks whose KV is kept and reused at any position.
 
     All methods may be called from any thread and any event loop at once; vLLM batches what is in flight. Methods that
@@ -208,14 +209,6 @@ class ChunkEngine:
             self._closed = True
             await self._loop.run_async(self._client.close())
             self._loop.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self

@@ -89,6 +89,7 @@ def test_malformed_variable_does_no_harm_where_the_argument_is_given(monkeypatch
         ("seed", -1),
         ("seed", 2**32),
         ("vllm_args", [("block_size", 64)]),
+        ("chat_template_kwargs", "enable_thinking"),
     ],
 )
 def test_invalid_value_names_field_value_and_way_out(name, value):

@@ -6,6 +6,7 @@ import os
 import platform
 import random
 import statistics
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,8 @@ def bench_speed(
     if repetitions < 1 or chunks < 1:
         raise InvalidInput(f"repetitions={repetitions} and chunks={chunks} must be at least 1")
     length = chunks * chunk_tokens + 512
-    config = EngineConfig(model, dtype=dtype, max_model_len=length, kv_cache_gb=2.0)  # type: ignore[arg-type]
-    if cpu_store_gb is not None:
-        config = EngineConfig(
-            model, dtype=config.dtype, max_model_len=length, kv_cache_gb=2.0, cpu_store_gb=cpu_store_gb
-        )
+    store = {} if cpu_store_gb is None else {"cpu_store_gb": cpu_store_gb}
+    config = EngineConfig(model, dtype=dtype, max_model_len=length, kv_cache_gb=2.0, **store)  # type: ignore[arg-type]
     before = child_processes()  # of the new ones the largest is the engine; a resource tracker is another
     with PlainEngine(config) as plain:
         plain_pid = max(child_processes() - before, key=peak_bytes)
@@ -53,6 +51,33 @@ def bench_speed(
             return _SpeedRun(plain, ours, (plain_pid, our_pid), progress).run(
                 chunks, chunk_tokens, ratio, policy, repetitions, prewarm_chunks
             )
+
+
+Variant = tuple[str, float]  # policy and ratio
+
+
+@dataclass
+class _Seconds:
+    """TTFT of each repetition, and what share of the prompt was computed."""
+
+    plain: list[float] = field(default_factory=list)
+    prefix_cache: list[float] = field(default_factory=list)
+    ours: dict[Variant, list[float]] = field(default_factory=dict)
+    share: dict[Variant, float] = field(default_factory=dict)
+    prompt_tokens: int = 0
+
+    def measured(self, variant: Variant) -> Measured:
+        plain, ours = statistics.median(self.plain), statistics.median(self.ours[variant])
+        return Measured(
+            policy=variant[0],
+            ratio=variant[1],
+            seconds=self.ours[variant],
+            median=ours,
+            share_computed=self.share[variant],
+            speedup_vs_plain=plain / ours,
+            speedup_vs_prefix_cache=statistics.median(self.prefix_cache) / ours,
+            of_limit=plain * self.share[variant] / ours,
+        )
 
 
 class _SpeedRun:
@@ -67,71 +92,35 @@ class _SpeedRun:
     ) -> SpeedResult:
         from rich.progress import Progress
 
-        tokenizer = self._ours.tokenizer
-        chunks = [chunk_of(tokenizer, tokens, seed) for seed in range(count)]
+        chunks = [chunk_of(self._ours.tokenizer, tokens, seed) for seed in range(count)]
         asked = [(policy, ratio), ("first", 0.15), ("random", 0.15), ("none", 0.0), ("all", 1.0)]
         variants = list(dict.fromkeys(asked))
-        orders = self._orders(count, repetitions + 1)
-        seconds: dict[tuple[str, float], list[float]] = {variant: [] for variant in variants}
-        share: dict[tuple[str, float], float] = {}
-        plain_seconds: list[float] = []
-        prefix_seconds: list[float] = []
+        seconds = _Seconds(ours={variant: [] for variant in variants})
         with Progress(transient=True, disable=not self._progress) as bar:
             task = bar.add_task("prewarming beside plain prefill", total=2 * (repetitions + 2))
             prewarm_seconds, prefill_seconds = self._prewarm(tokens, prewarm_chunks)
             self._ours.prewarm(chunks, progress=False)
             bar.advance(task, repetitions + 1)
             bar.update(task, description="answering in turn")
-            for number, order in enumerate(orders):
-                prompt = ChunkPrompt.chat([chunks[index] for index in order], _QUESTION)
-                ids = tokenizer.encode(prompt).token_ids
-                reset_peak(self._plain_pid)
-                plain = self._plain.first_token_seconds(ids, fresh=True)
-                prefix = self._plain.first_token_seconds(ids, fresh=False)
-                reset_peak(self._our_pid)
-                for variant in variants:
-                    answer = self._ours.generate(prompt, policy=variant[0], recompute_ratio=variant[1], max_tokens=1)
-                    assert answer.report is not None
-                    if answer.report.hits != count:
-                        raise AssertionError(f"chunks were not all hits: {answer.report}")
-                    if number > 0:  # the first round warms up
-                        seconds[variant].append(answer.first_token_seconds)
-                        share[variant] = max(share.get(variant, 0.0), answer.report.share_computed)
-                if number > 0:
-                    plain_seconds.append(plain)
-                    prefix_seconds.append(prefix)
+            for number, order in enumerate(self._orders(count, repetitions + 1)):
+                # The first round warms up.
+                self._round([chunks[index] for index in order], variants, seconds if number > 0 else None)
                 bar.advance(task)
-        plain_median, prefix_median = statistics.median(plain_seconds), statistics.median(prefix_seconds)
-        measured = []
-        for variant in variants:
-            median = statistics.median(seconds[variant])
-            measured.append(
-                Measured(
-                    policy=variant[0],
-                    ratio=variant[1],
-                    seconds=seconds[variant],
-                    median=median,
-                    share_computed=share[variant],
-                    speedup_vs_plain=plain_median / median,
-                    speedup_vs_prefix_cache=prefix_median / median,
-                    of_limit=plain_median * share[variant] / median,
-                )
-            )
-        first = measured[0]
         stats = self._ours.stats()
         token_bytes = stats["used_bytes"] // max(1, stats["tokens"])
         plain_peak = peak_bytes(self._plain_pid)
+        first = seconds.measured(variants[0])
         return SpeedResult(
             model=self._ours.config.model,
             dtype=self._ours.dtype,
             policy=policy,
             ratio=ratio,
-            prompt_tokens=len(ids),
+            prompt_tokens=seconds.prompt_tokens,
             chunks=count,
             chunk_tokens=tokens,
             repetitions=repetitions,
-            plain=plain_median,
-            prefix_cache=prefix_median,
+            plain=statistics.median(seconds.plain),
+            prefix_cache=statistics.median(seconds.prefix_cache),
             ours=first.median,
             speedup_vs_plain=first.speedup_vs_plain,
             speedup_vs_prefix_cache=first.speedup_vs_prefix_cache,
@@ -141,12 +130,36 @@ class _SpeedRun:
             prewarm_tokens_per_second=prewarm_chunks * tokens / prewarm_seconds,
             memory_plain=plain_peak,
             memory_ours=peak_bytes(self._our_pid),
-            memory_allowed=plain_peak + stats["capacity_bytes"] + token_bytes * len(ids),
-            plain_seconds=plain_seconds,
-            prefix_cache_seconds=prefix_seconds,
-            variants=tuple(measured),
+            memory_allowed=plain_peak + stats["capacity_bytes"] + token_bytes * seconds.prompt_tokens,
+            plain_seconds=seconds.plain,
+            prefix_cache_seconds=seconds.prefix_cache,
+            variants=tuple(seconds.measured(variant) for variant in variants),
             machine=_machine(),
         )
+
+    def _round(self, chunks: list[Chunk], variants: list[Variant], seconds: _Seconds | None) -> None:
+        """One order of the chunks, answered each way in turn."""
+        prompt = ChunkPrompt.chat(chunks, _QUESTION)
+        token_ids = self._ours.tokenizer.encode(prompt).token_ids
+        reset_peak(self._plain_pid)
+        plain = self._plain.first_token_seconds(token_ids, fresh=True)
+        prefix_cache = self._plain.first_token_seconds(token_ids, fresh=False)
+        reset_peak(self._our_pid)
+        answers = {
+            (policy, ratio): self._ours.generate(prompt, policy=policy, recompute_ratio=ratio, max_tokens=1)
+            for policy, ratio in variants
+        }
+        for variant, answer in answers.items():
+            assert answer.report is not None
+            if answer.report.hits != len(chunks):
+                raise AssertionError(f"chunks were not all hits: {answer.report}")
+            if seconds is not None:
+                seconds.ours[variant].append(answer.first_token_seconds)
+                seconds.share[variant] = max(seconds.share.get(variant, 0.0), answer.report.share_computed)
+        if seconds is not None:
+            seconds.plain.append(plain)
+            seconds.prefix_cache.append(prefix_cache)
+            seconds.prompt_tokens = len(token_ids)
 
     def _prewarm(self, tokens: int, count: int) -> tuple[float, float]:
         """Seconds to prewarm `count` chunks, and for plain vLLM to prefill the same prompts; in turn, by quarters."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.chunk import Chunk, point_id
+from cachecraft_rag.closing import Closing
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
 COLLECTION = "chunks"
@@ -48,7 +48,7 @@ class SentenceEmbedder:
         return np.asarray(rows, dtype=np.float32)
 
 
-class Retriever:
+class Retriever(Closing):
     """Chunks in a Qdrant collection, in memory or in a folder, which it locks until `close`."""
 
     def __init__(self, embedder: Embedder, path: str | Path = MEMORY) -> None:
@@ -98,14 +98,6 @@ class Retriever:
 
     def close(self) -> None:
         self._client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _present(self, points: list[str]) -> list[str]:
         if not points or not self._client.collection_exists(COLLECTION):

@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from cachecraft_rag.answer import Answer, Delta, PrewarmReport
 from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.closing import Closing
 from cachecraft_rag.errors import EngineClosed, InvalidInput
 from cachecraft_rag.prompt import JOINER, ChunkPrompt, spell_out
 from cachecraft_rag.report import NOT_STORED, ChunkReport, Outcome, RequestReport
@@ -59,7 +59,7 @@ class _Books:
     chunks: dict[str, set[str]] = field(default_factory=dict)
 
 
-class FakeEngine:
+class FakeEngine(Closing):
     """Has the interface of `ChunkEngine`; its tokens are words, and its answers come from `answer`.
 
     `answer`: what it says, or a function of the prompt; by default it repeats the last text, makes an instance of the
@@ -191,14 +191,6 @@ class FakeEngine:
         self.closed = True
 
     async def aclose(self) -> None:
-        self.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
         self.close()
 
     @contextmanager

@@ -42,7 +42,11 @@ class EngineClient:
 
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
-        tokenizer = PromptTokenizer.from_pretrained(config.model, default_system=config.default_system)
+        tokenizer = PromptTokenizer.from_pretrained(
+            config.model,
+            default_system=config.default_system,
+            chat_template_kwargs=config.chat_template_kwargs,
+        )
         settings = make_settings(config, tokenizer)
         return cls(config, start_async_llm(config, settings), tokenizer, settings.secret)
 

@@ -53,6 +53,7 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
             'if __name__ == "__main__":'
         )
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
     with _environment(config):
@@ -61,13 +62,13 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
             engine_args = AsyncEngineArgs(**arguments)
         except TypeError as error:
             raise InvalidInput(f"vllm_args holds what vLLM's AsyncEngineArgs does not know: {error}") from error
-        vllm_config = engine_args.create_engine_config()
+        vllm_config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
         if settings is not None:
             from cachecraft_rag.vllm.support import check_support
 
             check_support(vllm_config)
         try:
-            return AsyncLLM.from_engine_args(engine_args)
+            return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=engine_args.disable_log_stats)
         except RuntimeError as error:
             raise CachecraftError(
                 f"the engine process for {config.model} did not start, the reason is in its log above ({error})"
