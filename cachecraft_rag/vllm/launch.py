@@ -83,9 +83,13 @@ async def shut_down(llm: AsyncLLM) -> None:
         await asyncio.gather(handler, return_exceptions=True)
     await asyncio.to_thread(llm.shutdown)
     await asyncio.sleep(0)  # its sockets are closed by a callback of this loop
-    context = getattr(llm.engine_core, "ctx", None)  # vLLM leaves it to the garbage collector, which complains
-    if context is not None:
-        context.destroy(linger=0)
+    resources = getattr(llm.engine_core, "resources", None)
+    if resources is not None and all(socket is None or socket.closed for socket in _sockets(resources)):
+        resources.ctx.term()  # vLLM leaves it to the garbage collector, which complains
+
+
+def _sockets(resources: Any) -> list[Any]:
+    return [value for name, value in vars(resources).items() if name.endswith("_socket")]
 
 
 def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) -> dict[str, Any]:
