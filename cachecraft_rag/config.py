@@ -10,9 +10,12 @@ from typing import Any, Literal, get_args
 from cachecraft_rag.errors import InvalidInput
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Eviction = Literal["lru", "score"]
 
 RECOMPUTE_RATIO_VARIABLE = "CACHECRAFT_RECOMPUTE_RATIO"
 CPU_STORE_GB_VARIABLE = "CACHECRAFT_CPU_STORE_GB"
+STORE_DIR_VARIABLE = "CACHECRAFT_STORE_DIR"
+DISK_STORE_GB_VARIABLE = "CACHECRAFT_DISK_STORE_GB"
 MAX_NAMESPACE_CHARS = 128
 
 
@@ -54,6 +57,10 @@ def _from_environment(variable: str, default: float, check: Callable[[str, objec
     return read
 
 
+def _store_dir() -> str | None:
+    return os.environ.get(STORE_DIR_VARIABLE, "").strip() or None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Options of a `ChunkEngine`. Explicit arguments win over the environment, the environment over the defaults."""
@@ -67,6 +74,14 @@ class EngineConfig:
     min_chunk_tokens: int = 16  # smaller chunks are never cached, and reported as refused
     # GiB of host memory for the KV of chunks.
     cpu_store_gb: float = field(default_factory=_from_environment(CPU_STORE_GB_VARIABLE, 2.0, _gib))
+    # Folder that keeps the KV of chunks beyond this process, None for none; any number of processes may share it.
+    store_dir: str | os.PathLike[str] | None = field(
+        default_factory=lambda: os.environ.get(STORE_DIR_VARIABLE, "").strip() or None
+    )
+    # GiB of that folder, of all models together.
+    disk_store_gb: float = field(default_factory=_from_environment(DISK_STORE_GB_VARIABLE, 20.0, _gib))
+    read_only: bool = False  # use what is stored, store nothing, in memory or on disk
+    eviction: Eviction = "lru"  # what leaves first: what was used longest ago, or what saved least (see store.eviction)
     namespace: str = "default"  # tenant: nothing is shared between two of them
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.
@@ -94,6 +109,13 @@ class EngineConfig:
         self._check_int("min_run", 1)
         self._check_int("min_chunk_tokens", 1)
         self._set("cpu_store_gb", _gib("cpu_store_gb", self.cpu_store_gb))
+        if isinstance(self.store_dir, os.PathLike):
+            self._set("store_dir", os.fspath(self.store_dir))
+        if self.store_dir is not None:
+            self._check_text("store_dir", "give a folder, or None for none")
+        self._set("disk_store_gb", _gib("disk_store_gb", self.disk_store_gb))
+        if self.eviction not in get_args(Eviction):
+            raise InvalidInput(f"eviction={self.eviction!r} is not known: give one of {', '.join(get_args(Eviction))}")
         self._check_text("namespace", 'give a tenant\'s name, such as "default"')
         if len(self.namespace) > MAX_NAMESPACE_CHARS or not self.namespace.isprintable():
             raise InvalidInput(
@@ -106,7 +128,7 @@ class EngineConfig:
                 self._check_int(name, 1)
         if self.kv_cache_gb is not None:
             self._set("kv_cache_gb", _gib("kv_cache_gb", self.kv_cache_gb))
-        for name in ("enable_prefix_caching", "enforce_eager", "store_misses"):
+        for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")
         self._check_int("seed", 0, 2**32 - 1)

@@ -86,6 +86,10 @@ def test_malformed_variable_does_no_harm_where_the_argument_is_given(monkeypatch
         ("enforce_eager", "yes"),
         ("threads", 0),
         ("store_misses", None),
+        ("store_dir", " "),
+        ("store_dir", 5),
+        ("disk_store_gb", 0),
+        ("read_only", 1),
         ("seed", -1),
         ("seed", 2**32),
         ("vllm_args", [("block_size", 64)]),
@@ -110,6 +114,21 @@ def test_later_changes_to_the_callers_dict_do_not_reach_the_config():
     config = EngineConfig("m", vllm_args=args)
     args["block_size"] = 32
     assert config.vllm_args == {"block_size": 64}
+
+
+def test_an_unknown_eviction_names_those_there_are():
+    with pytest.raises(InvalidInput, match="eviction='best'.*lru, score"):
+        EngineConfig("m", eviction="best")  # type: ignore[arg-type]
+
+
+def test_the_store_comes_from_the_environment_unless_it_is_given(monkeypatch):
+    assert EngineConfig("m").store_dir is None
+    monkeypatch.setenv("CACHECRAFT_STORE_DIR", "/somewhere")
+    monkeypatch.setenv("CACHECRAFT_DISK_STORE_GB", "3.5")
+    assert (EngineConfig("m").store_dir, EngineConfig("m").disk_store_gb) == ("/somewhere", 3.5)
+    assert EngineConfig("m", store_dir=Path("/other")).store_dir == "/other"
+    monkeypatch.setenv("CACHECRAFT_STORE_DIR", "")
+    assert EngineConfig("m").store_dir is None
 
 
 def test_paths_and_numpy_numbers_are_taken_as_plain_values():

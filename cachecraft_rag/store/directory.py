@@ -79,11 +79,15 @@ class StoreDirectory:
     def add_model(self, name: str, description: str) -> Path:
         """The folder of one model; `description` is for people."""
         folder = self.root / name
-        if not self.read_only and not (folder / _MODEL_FILE).exists():
+        if self.read_only or (folder / _MODEL_FILE).exists():
+            return folder
+        content = description.encode()
+        try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            content = description.encode()
             with self.writing(folder / _MODEL_FILE, len(content)) as unfinished:
                 unfinished.file.write(content)
+        except OSError as error:
+            logger.warning("%s cannot be written: %s", folder / _MODEL_FILE, error.strerror)
         return folder
 
     def used_bytes(self) -> int:
@@ -158,7 +162,8 @@ class StoreDirectory:
     def _note(self, used: int) -> None:
         descriptor = os.open(self._usage, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:
-            os.pwrite(descriptor, f"{used:020}\n".encode(), 0)  # of one length: nobody reads half a number
+            length = os.pwrite(descriptor, f"{used:020}\n".encode(), 0)  # of one length: nobody reads half a number
+            os.ftruncate(descriptor, length)
         finally:
             os.close(descriptor)
 

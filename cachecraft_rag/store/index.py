@@ -1,29 +1,36 @@
-"""The index of what is stored: a byte budget, eviction by least recent use, pins, deletion. Holds no tensors.
+"""The index of what is stored, in memory and on disk: byte budget, eviction, pins, deletion. Holds no tensors.
 
-An entry is PENDING from the moment its bytes are reserved until the worker has its tensors, then READY. Its handle
-names its tensors and is never used again, so that a deleted entry and its successor cannot be confused.
+An entry in memory is PENDING from the moment its bytes are reserved until the worker has its tensors, then READY. Its
+handle names its tensors there and is never used again, so that a deleted entry and its successor cannot be confused.
+An entry that is on disk only has no handle and takes no memory. One that leaves memory stays, if it is on disk.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from cachecraft_rag.store.changes import Change, ChangeOwners, Remove
+from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """One stored piece of KV.
 
-    `cached_at`: the position of its first token when it was computed. `users`: plans in flight that read it.
+    `handle`: names its tensors in memory, None where it is on disk only; `cached_at`: the position of its first token
+    when it was computed; `on_disk`: a file has it, or is being written; `users`: plans in flight that read it, and
+    reads and writes of its file; `frequency` and `rank` belong to the eviction policy.
     """
 
     key: str
-    handle: int
+    handle: int | None
     namespace: str
     token_ids: npt.NDArray[np.int32]
     nbytes: int
@@ -32,39 +39,54 @@ class Entry:
     digest: str | None
     documents: set[str] = field(default_factory=set)
     ready: bool = False
+    on_disk: bool = False
     pinned: bool = False
     users: int = 0
+    frequency: float = 0.0
+    rank: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
-    """Counters since the start, and what is stored now (bytes, chunks, and tokens, the head's included)."""
+    """Counters since the start, and what is stored now (bytes in memory, chunks and tokens in any tier).
+
+    `tokens` counts the head's too. `evicted`: left the store; `demoted`, `promoted`: left memory for disk, and back.
+    """
 
     capacity_bytes: int
     used_bytes: int
     chunks: int
+    chunks_in_memory: int
+    chunks_on_disk: int
     tokens: int
     pinned: int
     stored: int
     evicted: int
+    demoted: int
+    promoted: int
     deleted: int
     rejected: int
 
 
 class KvIndex:
-    """Decides what is stored. Bytes of all entries, pending and deleted-but-read ones included, never exceed capacity.
+    """Decides what is stored. Bytes in memory, pending and deleted-but-read ones included, never exceed capacity.
 
-    Handles whose tensors the worker must free are collected and taken with `take_freed`.
+    Handles whose tensors the worker must free are collected and taken with `take_freed`, what is to be changed on disk
+    with `take_changes`.
     """
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, eviction: EvictionPolicy | None = None) -> None:
         self.capacity_bytes = capacity_bytes
+        self._eviction = eviction or LeastRecentlyUsed()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._doomed: dict[int, Entry] = {}
         self._by_handle: dict[int, Entry] = {}
         self._freed: list[int] = []
+        self._changes: list[Change] = []
+        self._leaving: set[str] = set()
         self._handles = itertools.count(1)
-        self._used = self._stored = self._evicted = self._deleted = self._rejected = 0
+        self._used = 0
+        self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -80,21 +102,28 @@ class KvIndex:
         """The entry of that key, pending or ready; does not count as a use."""
         return self._entries.get(key)
 
-    def touch(self, entry: Entry) -> None:
-        """Count a use."""
-        self._entries.move_to_end(entry.key)
+    def touch(self, entry: Entry, recomputed_share: float = 0.0) -> None:
+        """Count a use, of which a share was recomputed all the same."""
+        if entry.key in self._entries:
+            self._entries.move_to_end(entry.key)
+        self._eviction.used(entry, recomputed_share)
 
     def acquire(self, entry: Entry) -> None:
-        """A plan reads the entry: it is neither evicted nor freed until `release`."""
+        """Somebody reads the entry: it is neither evicted nor freed until `release`."""
+        assert entry.handle is not None, "an entry on disk was acquired before it was promoted"
         entry.users += 1
 
     def release(self, handle: int) -> None:
-        """A plan that read the entry is done."""
+        """One that acquired the entry is done."""
         entry = self._by_handle[handle]
         entry.users -= 1
         if entry.users == 0 and handle in self._doomed:
             del self._doomed[handle]
             self._free(entry)
+
+    def by_handle(self, handle: int) -> Entry | None:
+        """The entry of a handle, unless it was deleted meanwhile."""
+        return None if handle in self._doomed else self._by_handle.get(handle)
 
     def reserve(
         self,
@@ -110,33 +139,97 @@ class KvIndex:
         """A pending entry with its bytes set aside, evicting others as needed; None where it cannot fit."""
         assert key not in self._entries, "reserve() of a key that is stored"
         if not self._make_room(nbytes):
-            self._rejected += 1
+            self._counts["rejected"] += 1
             return None
-        entry = Entry(key, next(self._handles), namespace, token_ids, nbytes, cached_at, chunk_id, digest)
+        entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest)
         self._entries[key] = entry
-        self._by_handle[entry.handle] = entry
-        self._used += nbytes
+        self._place(entry)
+        self._eviction.used(entry, 1.0)
         return entry
 
     def commit(self, handle: int) -> None:
         """The worker holds the entry's tensors. Ignored for an entry that was deleted meanwhile."""
-        entry = self._by_handle.get(handle)
-        if entry is not None and handle not in self._doomed and not entry.ready:
+        entry = self.by_handle(handle)
+        if entry is not None and not entry.ready:
             entry.ready = True
-            self._stored += 1
+            self._counts["stored"] += 1
 
     def abort(self, handle: int) -> None:
-        """A pending entry will not be filled, or its tensors were found damaged. Unknown handles are ignored."""
-        entry = self._by_handle.get(handle)
-        if entry is not None and handle not in self._doomed:
+        """A pending entry will not be filled, or its bytes were found damaged. Unknown handles are ignored."""
+        entry = self.by_handle(handle)
+        if entry is not None:
             self._remove(entry)
+
+    def add_on_disk(
+        self,
+        key: str,
+        *,
+        namespace: str,
+        token_ids: npt.NDArray[np.int32],
+        nbytes: int,
+        cached_at: int,
+        chunk_id: str | None,
+        digest: str | None,
+        documents: Iterable[str] = (),
+        pinned: bool = False,
+    ) -> Entry:
+        """An entry that was found on disk."""
+        assert key not in self._entries, "add_on_disk() of a key that is stored"
+        entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest, set(documents), True, True)
+        entry.pinned = pinned
+        self._entries[key] = entry
+        self._eviction.used(entry, 1.0)
+        return entry
+
+    def promote(self, entry: Entry) -> int | None:
+        """Set memory aside for an entry on disk, and give it a handle; None where there is no room."""
+        assert entry.handle is None, "promote() of an entry that is in memory"
+        if not self._make_room(entry.nbytes):
+            return None
+        self._counts["promoted"] += 1
+        return self._place(entry)
+
+    def order_write(self, entry: Entry, write: Change) -> None:
+        """Its file is to be written; it stays in memory until `release`."""
+        entry.on_disk = True
+        self.acquire(entry)
+        self._changes.append(write)
+
+    def left_disk(self, key: str) -> None:
+        """An entry's file was evicted, or could not be written. Where memory has it too, it stays there."""
+        entry = self._entries.get(key)
+        if entry is None or not entry.on_disk:
+            return
+        entry.on_disk = False
+        if entry.handle is None:
+            del self._entries[key]
+            self._counts["evicted"] += 1
+            self._eviction.evicted(entry)
+
+    def removed(self, key: str) -> None:
+        """The file of a deleted entry is gone."""
+        self._leaving.discard(key)
+
+    def is_leaving(self, key: str) -> bool:
+        """Whether a file of that key is still there, but was deleted or found damaged."""
+        return key in self._leaving
+
+    def victims_on_disk(self, nbytes: int) -> list[str]:
+        """Keys whose files may go so that at least `nbytes` of KV are freed, lowest rank first; maybe too few."""
+        victims = []
+        for entry in self._by_rank(lambda e: e.on_disk):
+            if nbytes <= 0:
+                break
+            victims.append(entry.key)
+            nbytes -= entry.nbytes
+        return victims
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
         """Remove all entries that `select` names, pinned ones too; returns them. Their bytes go once no plan reads."""
         removed = [entry for entry in self._entries.values() if select(entry)]
         for entry in removed:
             self._remove(entry)
-        self._deleted += len(removed)
+        self._counts["deleted"] += len(removed)
         return removed
 
     def delete_document(self, namespace: str, document_id: str) -> list[Entry]:
@@ -144,8 +237,24 @@ class KvIndex:
         owned = [e for e in self._entries.values() if e.namespace == namespace and document_id in e.documents]
         for entry in owned:
             entry.documents.discard(document_id)
-        gone = {entry.handle for entry in owned if not entry.documents}
-        return self.delete(lambda entry: entry.handle in gone)
+            if entry.documents and entry.on_disk:
+                self._changes.append(ChangeOwners(entry.key, remove=(document_id,)))
+        gone = {entry.key for entry in owned if not entry.documents}
+        return self.delete(lambda entry: entry.key in gone)
+
+    def add_document(self, entry: Entry, document_id: str) -> None:
+        """The entry's text is in that document, too."""
+        if document_id not in entry.documents:
+            entry.documents.add(document_id)
+            if entry.on_disk:
+                self._changes.append(ChangeOwners(entry.key, add=(document_id,)))
+
+    def pin(self, entry: Entry, pinned: bool) -> None:
+        """Keep an entry from being evicted, in every tier, or let it go again."""
+        if entry.pinned != pinned:
+            entry.pinned = pinned
+            if entry.on_disk:
+                self._changes.append(ChangeOwners(entry.key, pinned=pinned))
 
     @property
     def has_freed(self) -> bool:
@@ -157,23 +266,29 @@ class KvIndex:
         freed, self._freed = self._freed, []
         return freed
 
+    def take_changes(self) -> list[Change]:
+        """What is to be changed on disk; of use only where there is a disk tier."""
+        changes, self._changes = self._changes, []
+        return changes
+
     def stats(self) -> IndexStats:
-        chunks = [entry for entry in self._entries.values() if entry.ready and entry.chunk_id is not None]
+        ready = [entry for entry in self._entries.values() if entry.ready]
+        chunks = [entry for entry in ready if entry.chunk_id is not None]
+        names = ("stored", "evicted", "demoted", "promoted", "deleted", "rejected")
         return IndexStats(
             capacity_bytes=self.capacity_bytes,
             used_bytes=self._used,
             chunks=len(chunks),
-            tokens=sum(entry.token_ids.size for entry in self._entries.values() if entry.ready),
+            chunks_in_memory=sum(entry.handle is not None for entry in chunks),
+            chunks_on_disk=sum(entry.on_disk for entry in chunks),
+            tokens=sum(entry.token_ids.size for entry in ready),
             pinned=sum(entry.pinned for entry in chunks),
-            stored=self._stored,
-            evicted=self._evicted,
-            deleted=self._deleted,
-            rejected=self._rejected,
+            **{name: self._counts[name] for name in names},
         )
 
     def check(self) -> list[str]:
         """Faults in the books, one sentence each; empty where all is well."""
-        held = [*self._entries.values(), *self._doomed.values()]
+        held = [e for e in (*self._entries.values(), *self._doomed.values()) if e.handle is not None]
         faults = []
         if (total := sum(entry.nbytes for entry in held)) != self._used:
             faults.append(f"entries hold {total} bytes but {self._used} are counted")
@@ -182,32 +297,64 @@ class KvIndex:
         if set(self._by_handle) != {entry.handle for entry in held}:
             faults.append("the table of handles does not match the entries")
         faults += [f"entry {e.handle} has {e.users} users" for e in held if e.users < 0]
+        faults += [f"entry {key} is nowhere" for key, e in self._entries.items() if e.handle is None and not e.on_disk]
         return faults
+
+    def _by_rank(self, may_go: Callable[[Entry], bool]) -> Iterator[Entry]:
+        """Entries that may be evicted, the lowest rank first."""
+        heap = [
+            (entry.rank, number, entry)
+            for number, entry in enumerate(self._entries.values())
+            if entry.ready and not entry.pinned and entry.users == 0 and may_go(entry)
+        ]
+        heapq.heapify(heap)
+        while heap:
+            yield heapq.heappop(heap)[2]
 
     def _make_room(self, nbytes: int) -> bool:
         victims = []
         excess = self._used + nbytes - self.capacity_bytes
-        for entry in self._entries.values():
+        if excess <= 0:
+            return True
+        for entry in self._by_rank(lambda e: e.handle is not None):
+            victims.append(entry)
+            excess -= entry.nbytes
             if excess <= 0:
                 break
-            if entry.ready and not entry.pinned and entry.users == 0:
-                victims.append(entry)
-                excess -= entry.nbytes
         if excess > 0:
             return False
         for entry in victims:
-            self._remove(entry)
-        self._evicted += len(victims)
+            self._eviction.evicted(entry)
+            self._free(entry)
+            if entry.on_disk:
+                entry.handle = None
+                self._counts["demoted"] += 1
+            else:
+                del self._entries[entry.key]
+                self._counts["evicted"] += 1
         return True
 
+    def _place(self, entry: Entry) -> int:
+        handle = entry.handle = next(self._handles)
+        self._by_handle[handle] = entry
+        self._used += entry.nbytes
+        return handle
+
     def _remove(self, entry: Entry) -> None:
+        """Drop an entry from every tier."""
         del self._entries[entry.key]
+        if entry.on_disk:
+            self._changes.append(Remove(entry.key))
+            self._leaving.add(entry.key)
         if entry.users:
+            assert entry.handle is not None
             self._doomed[entry.handle] = entry
-        else:
+        elif entry.handle is not None:
             self._free(entry)
 
     def _free(self, entry: Entry) -> None:
+        """Give an entry's memory back."""
+        assert entry.handle is not None
         del self._by_handle[entry.handle]
         self._used -= entry.nbytes
         self._freed.append(entry.handle)

@@ -30,8 +30,14 @@ class KeyMaker:
 
     def __init__(self, identity: Mapping[str, object], head_token_ids: Sequence[int]) -> None:
         document = json.dumps({"format": FORMAT_VERSION, **identity}, sort_keys=True)
+        self.description = document + "\n"
         self._base = hashlib.sha256(document.encode())
         self._base.update(b"\0head\0" + token_bytes(head_token_ids) + b"\0")
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 (hex) of all that a key depends on beside namespace and token ids."""
+        return self._base.hexdigest()
 
     def chunk(self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """sha256 (hex) of a chunk's canonical KV."""

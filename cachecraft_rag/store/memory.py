@@ -6,20 +6,40 @@ from dataclasses import dataclass
 
 import torch
 
+from cachecraft_rag.store.container import TensorSpec
+
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkKv:
-    """K (rotated to the positions it was computed at) and V of one stored piece.
+    """K (rotated to the positions it was computed at) and V of one stored piece, in the dtype the model computes in.
 
-    `key`, `value`: [layers, tokens, kv_heads, head_size], contiguous, in the dtype the model computes in.
+    `data`: [layers, 2, tokens, kv_heads, head_size], contiguous: K and V of one layer are one piece of memory.
     """
 
-    key: torch.Tensor
-    value: torch.Tensor
+    data: torch.Tensor
+
+    @property
+    def key(self) -> torch.Tensor:
+        """[layers, tokens, kv_heads, head_size], a view."""
+        return self.data[:, 0]
+
+    @property
+    def value(self) -> torch.Tensor:
+        """[layers, tokens, kv_heads, head_size], a view."""
+        return self.data[:, 1]
 
     @property
     def nbytes(self) -> int:
-        return self.key.nbytes + self.value.nbytes
+        return self.data.nbytes
+
+    def buffer(self) -> memoryview:
+        """The bytes themselves, not a copy."""
+        return memoryview(self.data.view(-1).view(torch.uint8).numpy())
+
+    def spec(self) -> TensorSpec:
+        return TensorSpec("kv", _DTYPES[self.data.dtype], tuple(self.data.shape))
 
 
 class HostMemoryStore:
@@ -40,8 +60,7 @@ class HostMemoryStore:
     def allocate(self, tokens: int) -> ChunkKv:
         """Memory for one piece, not yet stored."""
         layers, kv_heads, head_size = self._shape
-        shape = (layers, tokens, kv_heads, head_size)
-        return ChunkKv(torch.empty(shape, dtype=self._dtype), torch.empty(shape, dtype=self._dtype))
+        return ChunkKv(torch.empty((layers, 2, tokens, kv_heads, head_size), dtype=self._dtype))
 
     def put(self, handle: int, kv: ChunkKv) -> None:
         self._entries[handle] = kv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -27,9 +27,9 @@ def chunk_reports(
     findings: Sequence[Finding],
     plan: Plan | None,
     prefix_cache_tokens: int,
-    missing: set[int],
+    missing: Mapping[int, str],
 ) -> tuple[ChunkReport, ...]:
-    """`plan` is None where vLLM's own prefix cache held all; `missing`: handles that were gone when they were read."""
+    """`plan` is None where vLLM's own prefix cache held all; `missing`: handles that could not be read, and why."""
     full = recomputes_all(params.policy, params.ratio)
     all_exact = full or prefix_cache_tokens == 0
     reports = []
@@ -38,8 +38,8 @@ def chunk_reports(
         tokens = segment.stop - segment.start
         computed = _computed(segment.start, segment.stop, plan, prefix_cache_tokens)
         outcome, reason = finding.outcome, finding.reason
-        if segment.handle in missing:
-            outcome, reason = Outcome.REFUSED, "its stored KV was gone when it was read"
+        if segment.handle is not None and segment.handle in missing:
+            outcome, reason = Outcome.REFUSED, missing[segment.handle]
             computed = segment.stop - max(segment.start, prefix_cache_tokens)
         exact = full or (outcome is Outcome.HIT and segment.exact) or (all_exact and computed == tokens)
         all_exact = all_exact and exact

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, Outcome
 from cachecraft_rag.reuse import PlanSegment
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
+from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
 
 Ids = npt.NDArray[np.int32]
@@ -30,9 +31,17 @@ class Classifier:
     """Looks up pieces of prompts; reserves room for what may be stored from this very request."""
 
     def __init__(
-        self, index: KvIndex, keys: KeyMaker, head: Sequence[int], *, bytes_per_token: int, min_chunk_tokens: int
+        self,
+        index: KvIndex,
+        keys: KeyMaker,
+        head: Sequence[int],
+        *,
+        bytes_per_token: int,
+        min_chunk_tokens: int,
+        disk: DiskTier | None = None,
     ) -> None:
         self._index = index
+        self._disk = disk or DiskTier(index, None, bytes_per_token)
         self._keys = keys
         self._head = np.asarray(head, dtype=np.int32)
         self._bytes_per_token = bytes_per_token
@@ -47,16 +56,20 @@ class Classifier:
                     return True
         return False
 
-    def classify(self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int) -> list[Finding]:
+    def classify(
+        self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read: bool = True
+    ) -> list[Finding]:
         """Findings that tile the prompt. Entries named by a finding's `handle` or `capture` are acquired.
 
-        `store`: whether canonical KV that this request computes, at positions `lower` to `upper`, may be stored.
+        `store`: whether canonical KV that this request computes, at positions `lower` to `upper`, may be stored;
+        `read`: whether what is stored will be read at these positions, and must come from the disk if it is there.
         """
         head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
             if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
-                findings.append(self._head_finding(params.namespace, store and lower == 0 and self._head.size <= upper))
+                storable = store and lower == 0 and self._head.size <= upper
+                findings.append(self._head_finding(params.namespace, storable, read and lower < self._head.size))
                 start = self._head.size
                 if start == stop:
                     continue
@@ -72,16 +85,19 @@ class Classifier:
                 (chunk_id, digest),
                 canonical=canonical,
                 store=store and canonical and start >= lower and stop <= upper,
+                read=read and stop > lower and start < upper,
             )
             self._note_document(finding, document_id)
             findings.append(finding)
         return findings
 
-    def _head_finding(self, namespace: str, store: bool) -> Finding:
+    def _head_finding(self, namespace: str, store: bool, read: bool) -> Finding:
         key = self._keys.head(namespace)
-        entry = self._index.get(key)
+        entry = self._disk.find(key)
         segment = PlanSegment(0, self._head.size, key=key)
         if entry is not None and entry.ready:
+            if read and not self._disk.bring(entry):
+                return Finding(segment, None, "", None)
             return Finding(replace(segment, handle=self._use(entry), exact=True), Outcome.HIT, "", None)
         if entry is None and store:
             segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0, None, None))
@@ -97,6 +113,7 @@ class Classifier:
         *,
         canonical: bool,
         store: bool,
+        read: bool,
     ) -> Finding:
         chunk_id, digest = identity
         if token_ids.size < self._min_chunk_tokens:
@@ -104,7 +121,7 @@ class Classifier:
             return Finding(segment, Outcome.REFUSED, reason, number)
         key = self._keys.chunk(namespace, token_ids)
         segment = replace(segment, key=key)
-        entry = self._index.get(key)
+        entry = self._disk.find(key)
         if entry is None:
             if not store:
                 return Finding(segment, Outcome.MISS, NOT_STORED, number)
@@ -118,14 +135,17 @@ class Classifier:
             return Finding(segment, Outcome.REFUSED, entry_reason, number)
         if not entry.ready:
             return Finding(segment, Outcome.MISS, "its KV is being computed right now", number)
+        if read and not self._disk.bring(entry):
+            return Finding(segment, Outcome.REFUSED, "on disk, but memory has no room to read it into", number)
         moved = segment.start - entry.cached_at
         segment = replace(segment, handle=self._use(entry), cached_at=entry.cached_at, exact=canonical and moved == 0)
         reason = "same prefix as when it was stored" if segment.exact else f"moved by {moved:+d} tokens, other prefix"
         return Finding(segment, Outcome.HIT, reason, number)
 
-    def _use(self, entry: Entry) -> int:
-        self._index.touch(entry)
-        self._index.acquire(entry)
+    def _use(self, entry: Entry) -> int | None:
+        """The handle of an entry, acquired; None where it is on disk and not needed."""
+        if entry.handle is not None:
+            self._index.acquire(entry)
         return entry.handle
 
     def _reserve(
@@ -148,4 +168,4 @@ class Classifier:
     def _note_document(self, finding: Finding, document_id: str | None) -> None:
         entry = self._index.get(finding.segment.key) if finding.segment.key is not None else None
         if entry is not None and document_id is not None:
-            entry.documents.add(document_id)
+            self._index.add_document(entry, document_id)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh")
+_FLUSH_POLL_SECONDS = 0.02
 
 
 class EngineClient:
@@ -37,6 +38,7 @@ class EngineClient:
         self.max_model_len: int = llm.vllm_config.model_config.max_model_len
         self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self.requests = Requests(llm, secret)
+        self._stores_misses = config.store_misses and not config.read_only
         self._epochs: Counter[str] = Counter()
         self._background: set[asyncio.Task[RequestReport]] = set()
 
@@ -85,7 +87,7 @@ class EngineClient:
                 report = _report(output, first_token_seconds)
                 if report is not None and len(report.chunks) == len(prompt.chunks):
                     report = report.with_recovered(chunk.recovered for chunk in prompt.chunks)
-                if report is not None and params is not None and self.config.store_misses:
+                if report is not None and params is not None and self._stores_misses:
                     await self._store_misses(encoded, report, params.namespace)
                 answer = Answer(
                     text="".join(texts),
@@ -142,6 +144,7 @@ class EngineClient:
     async def delete(
         self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
     ) -> list[str]:
+        self.check_writable("delete")
         if (chunk_ids is not None) + (document_id is not None) + everything != 1:
             raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")
         control: dict[str, Any] = {"op": "delete"}
@@ -150,15 +153,29 @@ class EngineClient:
         if document_id is not None:
             control["document_id"] = document_id
         deleted: list[str] = (await self.control(control, namespace))["deleted"]
+        await self.flush()
         # What earlier requests left in vLLM's prefix cache may hold what was deleted: nobody finds it from here on.
         self._epochs[self.config.namespace if namespace is None else namespace] += 1
         return deleted
+
+    async def flush(self) -> None:
+        """Wait until the disk tier holds, and does not hold, what it should."""
+        if self.config.store_dir is None:
+            return
+        while (await self.control({"op": "pending"}))["pending"]:  # noqa: ASYNC110 - the disk is another process's
+            await asyncio.sleep(_FLUSH_POLL_SECONDS)
 
     async def close(self) -> None:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
+        with suppress(CachecraftError):  # an engine that died has nothing to wait for
+            await self.flush()
         await self.requests.close()
+
+    def check_writable(self, call: str) -> None:
+        if self.config.read_only:
+            raise InvalidInput(f"{call}() changes the store, but this engine serves read-only; start one without it")
 
     def _check_length(self, prompt_tokens: int, max_tokens: int | None) -> None:
         limit = self.max_model_len

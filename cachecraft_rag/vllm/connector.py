@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
+from cachecraft_rag.vllm.disk_tier import open_disk
+from cachecraft_rag.vllm.identity import key_maker
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, WorkerMetadata
 from cachecraft_rag.vllm.scheduler_half import SchedulerHalf
 from cachecraft_rag.vllm.settings import ConnectorSettings
@@ -38,7 +40,9 @@ class CachecraftConnector(KVConnectorBase_V1):
 
     def bind_model(self, model: torch.nn.Module, device: torch.device) -> None:
         """Worker side, once, after the model is loaded and the paged cache is allocated."""
-        self._worker = WorkerHalf(self._vllm_config, self._kv_cache_config, model, device)
+        settings = ConnectorSettings.from_vllm_config(self._vllm_config)
+        disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config))
+        self._worker = WorkerHalf(self._vllm_config, self._kv_cache_config, model, device, disk)
 
     # Scheduler side
 

@@ -7,27 +7,34 @@ from dataclasses import asdict
 from typing import Any
 
 from cachecraft_rag.store import Entry, KvIndex
+from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
 
 
-def run_control(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool) -> dict[str, Any]:
+def run_control(
+    index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool, disk: DiskTier
+) -> dict[str, Any]:
     """The answer to a control request; a garbled one is answered with an `error`."""
     try:
-        return _run(index, params, store_bytes, busy=busy)
+        return _run(index, params, store_bytes, busy, disk)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         return {"error": f"the control request {dict(params.control or {})!r:.80} is garbled: {error!r}"}
 
 
-def _run(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool) -> dict[str, Any]:
+def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, disk: DiskTier) -> dict[str, Any]:
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
-    Operations: `stats`; `check`; `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`,
-    or `document_id`, or neither for all of the namespace; `pin` also takes `pinned`).
+    Operations: `stats`; `check`; `pending` (changes of the disk that are ordered and not yet made); `missing`
+    (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`, or `document_id`, or neither for all of
+    the namespace; `pin` also takes `pinned`).
     """
     control = dict(params.control or {})
     operation = control.get("op")
     if operation == "stats":
-        return {**asdict(index.stats()), "store_bytes": store_bytes}
+        disk_stats = {"disk_bytes": disk.used_bytes, "disk_capacity_bytes": disk.capacity_bytes}
+        return {**asdict(index.stats()), "store_bytes": store_bytes, **disk_stats}
+    if operation == "pending":
+        return {"pending": disk.pending}
     if operation == "check":
         return {"faults": index.check() + _compare(index, store_bytes, busy)}
     if operation == "missing":
@@ -41,7 +48,7 @@ def _run(index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool)
     if operation == "pin":
         chosen = [entry for entry in index if _selector(params.namespace, control)(entry)]
         for entry in chosen:
-            entry.pinned = bool(control["pinned"])
+            index.pin(entry, bool(control["pinned"]))
         return {"pinned": [entry.chunk_id for entry in chosen]}
     return {"error": f"unknown control operation {operation!r}"}
 
@@ -67,17 +74,18 @@ def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, 
         if entry is None or not entry.ready:
             missing.append(number)
             continue
-        index.touch(entry)
-        entry.pinned = entry.pinned or pinned
+        index.touch(entry, 1.0)
+        if pinned:
+            index.pin(entry, True)
         if document_id is not None:
-            entry.documents.add(document_id)
+            index.add_document(entry, document_id)
     return missing
 
 
 def _compare(index: KvIndex, store_bytes: int, busy: bool) -> list[str]:
     if busy:
         return []
-    indexed = sum(entry.nbytes for entry in index if entry.ready)
+    indexed = sum(entry.nbytes for entry in index if entry.ready and entry.handle is not None)
     if indexed == store_bytes:
         return []
     return [f"the index counts {indexed} bytes but the worker holds {store_bytes}"]

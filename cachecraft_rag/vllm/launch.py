@@ -33,11 +33,15 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
     return ConnectorSettings(
         store_bytes=int(config.cpu_store_gb * GIB),
         min_chunk_tokens=config.min_chunk_tokens,
-        store_misses=config.store_misses,
+        store_misses=config.store_misses and not config.read_only,
         head_token_ids=tokenizer.head_token_ids,
         tokenizer_fingerprint=tokenizer.fingerprint(),
         weights_fingerprint=weights_fingerprint(_model_dir(config.model)),
         secret=secrets.token_hex(16),
+        store_dir=str(Path(config.store_dir).expanduser().absolute()) if config.store_dir is not None else None,
+        disk_store_bytes=int(config.disk_store_gb * GIB),
+        read_only=config.read_only,
+        eviction=config.eviction,
     )
 
 
@@ -67,12 +71,27 @@ def start_async_llm(config: EngineConfig, settings: ConnectorSettings | None) ->
             from cachecraft_rag.vllm.support import check_support
 
             check_support(vllm_config)
+            _check_store(settings, vllm_config)
         try:
             return AsyncLLM.from_vllm_config(vllm_config, disable_log_stats=engine_args.disable_log_stats)
         except RuntimeError as error:
             raise CachecraftError(
                 f"the engine process for {config.model} did not start, the reason is in its log above ({error})"
             ) from error
+
+
+def _check_store(settings: ConnectorSettings, vllm_config: Any) -> None:
+    """Find out here whether the folder can be used, since the engine process could only say so in its log."""
+    if settings.store_dir is None:
+        return
+    from cachecraft_rag.store.directory import StoreDirectory
+
+    StoreDirectory(Path(settings.store_dir), read_only=settings.read_only)
+    if vllm_config.parallel_config.world_size > 1:
+        raise InvalidInput(
+            f"store_dir={settings.store_dir!r} with {vllm_config.parallel_config.world_size} ranks is not supported: "
+            "each would need files of its own; leave store_dir out"
+        )
 
 
 async def shut_down(llm: AsyncLLM) -> None:

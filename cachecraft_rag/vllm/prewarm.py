@@ -56,7 +56,8 @@ async def enqueue_prewarm(client: EngineClient, prompt: EncodedPrompt, namespace
 async def prewarm(
     client: EngineClient, chunks: Sequence[Chunk], *, namespace: str | None, pin: bool, progress: bool
 ) -> PrewarmReport:
-    """Store the chunks that are not stored; equal texts are computed once."""
+    """Store the chunks that are not stored, in memory and on disk; equal texts are computed once."""
+    client.check_writable("prewarm")
     started = time.perf_counter()
     prompts = _encode_all(client, chunks)
     missing = await _missing(client, chunks, namespace, pin)
@@ -87,6 +88,7 @@ async def prewarm(
         finally:
             for task in tasks:
                 task.cancel()
+    await client.flush()
     if len(missing) > len(waiting) or (pin and stored):
         await _missing(client, chunks, namespace, pin)  # documents that share a text, pins of what is stored now
     return PrewarmReport(tuple(stored), tuple(dict.fromkeys(present)), refused, tokens, time.perf_counter() - started)

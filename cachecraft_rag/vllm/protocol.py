@@ -11,6 +11,7 @@ import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from cachecraft_rag.reuse import Plan
+from cachecraft_rag.store.changes import DiskOrders, DiskReport
 
 # The scheduler half of a preempted request plans afresh, so a plan is named by its request and a serial number.
 PlanId = tuple[str, int]
@@ -31,35 +32,40 @@ class PlanMessage:
 
 @dataclass
 class ConnectorMetadata(KVConnectorMetadata):
-    """Scheduler half to worker half, each step. Freed handles come first, then new plans, then cancellations."""
+    """Scheduler half to worker half, each step. Freed handles come first, then the disk, new plans, cancellations."""
 
     freed: list[int] = field(default_factory=list)
     cancelled: list[PlanId] = field(default_factory=list)
     plans: list[PlanMessage] = field(default_factory=list)
+    disk: DiskOrders = field(default_factory=DiskOrders)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed."""
+    """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed, and why."""
 
     staging_seconds: float
     compute_seconds: float
     slices: int
     computed_tokens: int
-    missing: tuple[int, ...] = ()
+    missing: Mapping[int, str] = field(default_factory=dict)
     cancelled: bool = False
 
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Worker half to scheduler half, each step: plans that ended, captures that are complete."""
+    """Worker half to scheduler half, each step: plans that ended, captures that are complete, news from the disk."""
 
     results: dict[PlanId, PlanResult] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     store_bytes: int = 0
+    disk: DiskReport = field(default_factory=DiskReport)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
-        """Ranks follow the same plans: times are the slowest rank's, an entry is stored once every rank has it."""
+        """Ranks follow the same plans: times are the slowest rank's, an entry is stored once every rank has it.
+
+        With several ranks there is no disk tier.
+        """
         assert isinstance(other, WorkerMetadata)
         results = dict(self.results)
         for plan_id, theirs in other.results.items():
@@ -69,7 +75,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
                 compute_seconds=max(ours.compute_seconds, theirs.compute_seconds),
                 slices=max(ours.slices, theirs.slices),
                 computed_tokens=max(ours.computed_tokens, theirs.computed_tokens),
-                missing=tuple(sorted({*ours.missing, *theirs.missing})),
+                missing={**theirs.missing, **ours.missing},
                 cancelled=ours.cancelled or theirs.cancelled,
             )
         return WorkerMetadata(

@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.report import RequestReport, Timings
+from cachecraft_rag.report import Outcome, RequestReport, Timings
 from cachecraft_rag.reuse import Plan, get_policy, make_plan
 from cachecraft_rag.reuse.policies import recomputes_all
 from cachecraft_rag.store import KvIndex
+from cachecraft_rag.store.eviction import get_eviction
 from cachecraft_rag.vllm.chunk_reports import chunk_reports, refused_reports
 from cachecraft_rag.vllm.classify import Classifier, Finding
 from cachecraft_rag.vllm.control import run_control
+from cachecraft_rag.vllm.disk_tier import DiskTier, open_disk
 from cachecraft_rag.vllm.identity import bytes_per_token, key_maker
 from cachecraft_rag.vllm.protocol import (
     ConnectorMetadata,
@@ -63,13 +65,17 @@ class SchedulerHalf:
 
     def __init__(self, settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
-        self._index = KvIndex(settings.store_bytes)
+        self._index = KvIndex(settings.store_bytes, get_eviction(settings.eviction))
+        keys = key_maker(settings, vllm_config, kv_cache_config)
+        token_bytes = bytes_per_token(kv_cache_config)
+        self._disk = DiskTier(self._index, open_disk(settings, keys), token_bytes)
         self._classifier = Classifier(
             self._index,
-            key_maker(settings, vllm_config, kv_cache_config),
+            keys,
             settings.head_token_ids,
-            bytes_per_token=bytes_per_token(kv_cache_config),
+            bytes_per_token=token_bytes,
             min_chunk_tokens=settings.min_chunk_tokens,
+            disk=self._disk,
         )
         self._requests: dict[str, _RequestState] = {}
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
@@ -94,7 +100,7 @@ class SchedulerHalf:
             state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
         elif params.control is not None:
             busy = bool(self._in_flight) or self._index.has_freed
-            state.answer = run_control(self._index, params, self._store_bytes, busy=busy)
+            state.answer = run_control(self._index, params, self._store_bytes, busy=busy, disk=self._disk)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
         elif request.lora_request is not None:
@@ -110,7 +116,7 @@ class SchedulerHalf:
         if promised <= 0:
             return 0, False
         params = state.params
-        waits = params.prewarm or not recomputes_all(params.policy, params.ratio)
+        waits = params.prewarm or _reads(params)
         if waits and self._classifier.awaits_pending(params, state.token_ids):
             return None, False
         return promised, True
@@ -131,12 +137,14 @@ class SchedulerHalf:
         state.findings = self._classifier.classify(
             params,
             state.token_ids,
-            store=params.prewarm or self._settings.store_misses,
+            store=not self._settings.read_only and (params.prewarm or self._settings.store_misses),
             lower=num_computed_tokens,
             upper=end,
+            read=_reads(params),
         )
         plan = self._plan(state, num_computed_tokens, end)
         state.plan = plan
+        self._count_uses(state.findings, plan)
         state.plans += 1
         state.plan_id = (request.request_id, state.plans)
         handles = tuple(
@@ -161,12 +169,15 @@ class SchedulerHalf:
         """What the worker half must know for this step."""
         metadata, self._outbox = self._outbox, ConnectorMetadata()
         metadata.freed = self._index.take_freed()
+        metadata.disk = self._disk.take_orders()
         return metadata
 
     def on_worker_report(self, report: WorkerMetadata) -> None:
         self._store_bytes = report.store_bytes
+        self._disk.on_report(report.disk)
         for handle in report.stored:
             self._index.commit(handle)
+            self._disk.write(handle)
         for plan_id, result in report.results.items():
             flight = self._in_flight.pop(plan_id)
             if result.cancelled:
@@ -176,8 +187,8 @@ class SchedulerHalf:
                 self._index.abort(handle)
             for handle in flight.handles:
                 self._index.release(handle)
-            if result.missing:
-                logger.warning("%s: %d stored pieces were gone and were computed", plan_id[0], len(result.missing))
+            for reason in result.missing.values():
+                logger.warning("%s: what was stored of a chunk is computed: %s", plan_id[0], reason)
             state = self._requests.get(plan_id[0])
             if state is not None:
                 state.result = result
@@ -216,9 +227,19 @@ class SchedulerHalf:
         state.findings = self._classifier.classify(
             state.params, state.token_ids, store=False, lower=tokens, upper=tokens
         )
+        self._count_uses(state.findings, None)
         for finding in state.findings:
             if finding.segment.handle is not None:
                 self._index.release(finding.segment.handle)
+
+    def _count_uses(self, findings: Sequence[Finding], plan: Plan | None) -> None:
+        """Tell the eviction policy what was used, and how much of it had to be recomputed."""
+        for finding in findings:
+            segment = finding.segment
+            entry = self._index.get(segment.key) if finding.outcome is Outcome.HIT and segment.key else None
+            if entry is not None:
+                computed = 0 if plan is None else np.ptp(np.searchsorted(plan.compute, (segment.start, segment.stop)))
+                self._index.touch(entry, float(computed) / (segment.stop - segment.start))
 
     def _report(self, request: Any, state: _RequestState) -> RequestReport:
         params = state.params
@@ -240,7 +261,7 @@ class SchedulerHalf:
                 warnings=() if params.segments else (reason,),
             )
         result = state.result
-        missing = set(result.missing) if result is not None else set()
+        missing = result.missing if result is not None else {}
         computed = state.plan.compute.size if state.plan is not None else 0
         if result is not None:
             computed = result.computed_tokens
@@ -257,6 +278,11 @@ class SchedulerHalf:
             ),
             slices=result.slices if result is not None else 0,
         )
+
+
+def _reads(params: RequestParams) -> bool:
+    """Whether a request uses stored KV: a prewarm does not, nor does what is recomputed in full."""
+    return not params.prewarm and not recomputes_all(params.policy, params.ratio)
 
 
 def _end(request: Any) -> int:

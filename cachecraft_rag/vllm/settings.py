@@ -10,7 +10,10 @@ from cachecraft_rag.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
-    """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind."""
+    """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind.
+
+    `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier.
+    """
 
     store_bytes: int
     min_chunk_tokens: int
@@ -19,6 +22,10 @@ class ConnectorSettings:
     tokenizer_fingerprint: str
     weights_fingerprint: str
     secret: str
+    store_dir: str | None = None
+    disk_store_bytes: int = 0
+    read_only: bool = False
+    eviction: str = "lru"
 
     def to_wire(self) -> dict[str, Any]:
         return {**asdict(self), "head_token_ids": list(self.head_token_ids)}

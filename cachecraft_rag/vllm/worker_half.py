@@ -14,12 +14,16 @@ from vllm.config import VllmConfig
 from cachecraft_rag.kernels import RotarySpec, rotate
 from cachecraft_rag.reuse import CaptureSpan, StagedSpan, positions_to_runs
 from cachecraft_rag.reuse.runs import first_rows
+from cachecraft_rag.store.disk import DiskStore
+from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.vllm.capture import CaptureRows
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart, slots
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
 from cachecraft_rag.vllm.rotary_layers import rotary_specs
 from cachecraft_rag.vllm.versions import max_runs_per_slice
+
+_IDLE_SECONDS = 0.002  # how long a step waits for the disk where nothing else of ours is to be done
 
 
 @dataclass
@@ -32,7 +36,7 @@ class _RunningPlan:
     slices: int = 0
     staging_seconds: float = 0.0
     compute_seconds: float = 0.0
-    missing: list[int] = field(default_factory=list)
+    missing: dict[int, str] = field(default_factory=dict)
     captures: dict[CaptureSpan, ChunkKv] = field(default_factory=dict)
 
     @property
@@ -40,9 +44,7 @@ class _RunningPlan:
         return self.message.plan.compute.size - self.cursor
 
     def result(self, cancelled: bool = False) -> PlanResult:
-        return PlanResult(
-            self.staging_seconds, self.compute_seconds, self.slices, self.cursor, tuple(self.missing), cancelled
-        )
+        return PlanResult(self.staging_seconds, self.compute_seconds, self.slices, self.cursor, self.missing, cancelled)
 
 
 class WorkerHalf:
@@ -52,12 +54,20 @@ class WorkerHalf:
     to its blocks, and `take_finished` names its request.
     """
 
-    def __init__(self, vllm_config: VllmConfig, kv_cache_config: Any, model: torch.nn.Module, device: torch.device):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: Any,
+        model: torch.nn.Module,
+        device: torch.device,
+        disk: DiskStore | None = None,
+    ):
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
         self._device = device
         self._rotary: list[RotarySpec | None] = rotary_specs(model, self._forward.layer_names)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._store = HostMemoryStore(len(self._forward.layers), spec.num_kv_heads, spec.head_size, spec.dtype)
+        self._disk = DiskIo(disk, self._store) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])
         self._queue: dict[PlanId, _RunningPlan] = {}
@@ -70,6 +80,10 @@ class WorkerHalf:
         for handle in metadata.freed:
             self._store.free(handle)
             self._changed = True
+        if self._disk is not None:
+            self._disk.forget(metadata.freed)
+            self._disk.begin(metadata.disk)
+            self._collect(self._disk)
         for message in metadata.plans:
             self._queue[message.plan_id] = _RunningPlan(message)
         for plan_id in metadata.cancelled:
@@ -94,6 +108,9 @@ class WorkerHalf:
         return report
 
     def close(self) -> None:
+        """What is being written to disk is written whole first."""
+        if self._disk is not None:
+            self._disk.close()
         self._queue.clear()
         self._forward.close()
 
@@ -102,6 +119,16 @@ class WorkerHalf:
         self._report.results[plan_id] = result
         self._changed = True
 
+    def _collect(self, disk: DiskIo) -> None:
+        idle = bool(self._queue) and all(self._awaits_disk(running) for running in self._queue.values())
+        if disk.collect(self._report.disk, _IDLE_SECONDS if idle else 0.0):
+            self._changed = True
+
+    def _awaits_disk(self, running: _RunningPlan) -> bool:
+        if self._disk is None or running.staged:
+            return False
+        return any(self._disk.is_loading(span.handle) for span in running.message.plan.staged)
+
     def _run_slice(self) -> None:
         taken: list[tuple[_RunningPlan, SlicePart]] = []
         captures: list[CaptureRows] = []
@@ -109,6 +136,8 @@ class WorkerHalf:
         for running in self._queue.values():
             if rows_left <= 0 or runs_left <= 0:
                 break
+            if self._awaits_disk(running):
+                continue
             if not running.staged:
                 self._stage(running)
             plan = running.message.plan
@@ -173,9 +202,13 @@ class WorkerHalf:
             extra = [np.arange(span.start, span.stop) for span in lost]
             compute = np.union1d(plan.compute, np.concatenate(extra)).astype(np.int64)
             running.message = replace(running.message, plan=replace(plan, compute=compute))
-            running.missing = [span.handle for span in lost]
+            running.missing = {span.handle: self._why_lost(span.handle) for span in lost}
         running.staged = True
         running.staging_seconds = time.perf_counter() - started
+
+    def _why_lost(self, handle: int) -> str:
+        reason = self._disk.reason(handle) if self._disk is not None else None
+        return reason or "its stored KV was gone when it was read"
 
     @torch.inference_mode()
     def _write(self, span: StagedSpan, kv: ChunkKv, message: PlanMessage) -> None:

@@ -4,8 +4,13 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cachecraft_rag.report import RequestReport
+from cachecraft_rag.store.disk_io import DiskIo
+from cachecraft_rag.store.memory import HostMemoryStore
+from cachecraft_rag.vllm.disk_tier import open_disk
+from cachecraft_rag.vllm.identity import key_maker
 from cachecraft_rag.vllm.protocol import PlanResult, RequestParams, WorkerMetadata
 from cachecraft_rag.vllm.salts import cache_salt
 from cachecraft_rag.vllm.scheduler_half import SchedulerHalf
@@ -17,21 +22,25 @@ CHUNK_TOKENS = 20
 BYTES = 2 * 2 * 1 * 4 * 4  # of a token: K and V, layers, heads, size, float32
 
 
-def make(store_tokens=1000):
-    settings = ConnectorSettings(
-        store_bytes=store_tokens * BYTES,
-        min_chunk_tokens=8,
-        store_misses=True,
-        head_token_ids=HEAD,
-        tokenizer_fingerprint="t",
-        weights_fingerprint="w",
-        secret=SECRET,
-    )
+def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, **options):
+    given = {
+        "store_bytes": store_tokens * BYTES,
+        "min_chunk_tokens": 8,
+        "store_misses": True,
+        "head_token_ids": HEAD,
+        "tokenizer_fingerprint": "t",
+        "weights_fingerprint": "w",
+        "secret": SECRET,
+        "store_dir": None if store_dir is None else str(store_dir),
+        "disk_store_bytes": disk_bytes,
+    }
+    settings = ConnectorSettings(**{**given, **options})
     text = SimpleNamespace(rope_parameters={"rope_theta": 1e4})
     model = SimpleNamespace(hf_text_config=text, revision=None, dtype="float32", quantization=None)
     spec = SimpleNamespace(dtype=SimpleNamespace(itemsize=4), num_kv_heads=1, head_size=4)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["0", "1"], kv_cache_spec=spec)])
-    return Engine(SchedulerHalf(settings, SimpleNamespace(model_config=model), cache))
+    config = SimpleNamespace(model_config=model)
+    return Engine(SchedulerHalf(settings, config, cache), open_disk(settings, key_maker(settings, config, cache)))
 
 
 class Engine:
@@ -42,8 +51,11 @@ class Engine:
 
     bytes_per_token = BYTES
 
-    def __init__(self, half):
+    def __init__(self, half, disk=None):
         self.half = half
+        self.disk = disk
+        self.memory = HostMemoryStore(layers=2, kv_heads=1, head_size=4, dtype=torch.float32)
+        self.io = DiskIo(disk, self.memory) if disk is not None else None
         self.numbers = itertools.count()
         self.queue = {}
         self.tensors = {}
@@ -90,21 +102,48 @@ class Engine:
         metadata = self.half.take_metadata()
         for handle in metadata.freed:
             self.tensors.pop(handle, None)
+            self.memory.free(handle)
         report = WorkerMetadata()
+        if self.io is not None:
+            self.carry_out(metadata.disk, report.disk)
         for plan_id in metadata.cancelled:
             if self.queue.pop(plan_id, None) is not None:
                 report.results[plan_id] = PlanResult(0.0, 0.0, 0, 0, cancelled=True)
         self.queue.update({message.plan_id: message for message in metadata.plans})
         for plan_id, message in list(self.queue.items()) if finish else []:
             del self.queue[plan_id]
+            for span in message.plan.staged:
+                self.look_at(span, message)
             lost = {span.handle for span in message.plan.staged if span.handle not in self.tensors} | set(missing)
             for span in message.plan.captures:
                 self.tensors[span.handle] = (span.stop - span.start) * BYTES
+                kv = self.memory.allocate(span.stop - span.start)
+                kv.data.copy_(torch.from_numpy(message.token_ids[span.start : span.stop])[:, None, None])
+                self.memory.put(span.handle, kv)
                 report.stored.append(span.handle)
-            report.results[plan_id] = PlanResult(0.1, 0.2, 1, message.plan.compute.size, tuple(sorted(lost)))
+            gone = {handle: (self.io and self.io.reason(handle)) or "its stored KV was gone" for handle in lost}
+            report.results[plan_id] = PlanResult(0.1, 0.2, 1, message.plan.compute.size, gone)
         report.store_bytes = sum(self.tensors.values())
         self.half.on_worker_report(report)
         return metadata
+
+    def carry_out(self, orders, report):
+        """All that was ordered of the disk, to its end."""
+        self.io.begin(orders)
+        done = 0
+        while done < len(orders.reads) + len(orders.changes):
+            self.io.collect(report, 1.0)
+            done = report.changed + len(report.loaded) + len(report.unreadable)
+        for read in orders.reads:
+            if read.handle in report.loaded:
+                self.tensors[read.handle] = read.tokens * BYTES
+
+    def look_at(self, span, message):
+        """What is staged must be what was stored of these very tokens."""
+        kv = self.memory.get(span.handle)
+        if kv is not None:
+            rows = slice(span.source_start, span.source_start + span.stop - span.start)
+            assert kv.key[1, rows, 0, 3].tolist() == message.token_ids[span.start : span.stop].tolist()
 
     def finish(self, request):
         return self.half.request_finished(request)

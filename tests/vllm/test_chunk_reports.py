@@ -36,7 +36,9 @@ def findings(a=Outcome.HIT, b=Outcome.HIT, exact_a=True, handles=(7, 8)):
 
 
 def report(found, compute, *, prefix=0, missing=(), end=26, **kind):
-    return chunk_reports(params(**kind), found, plan(compute, prefix, end), prefix, set(missing))
+    return chunk_reports(
+        params(**kind), found, plan(compute, prefix, end), prefix, dict.fromkeys(missing, "its stored KV was gone")
+    )
 
 
 def test_one_line_for_each_chunk_in_order():

@@ -103,12 +103,14 @@ def result(**changes):
 
 
 def test_ranks_are_summed_up_as_the_slowest_and_the_least_complete():
-    ours = WorkerMetadata({("a", 1): result(missing=(3,))}, stored=[5, 6], store_bytes=100)
+    ours = WorkerMetadata({("a", 1): result(missing={3: "gone"})}, stored=[5, 6], store_bytes=100)
     theirs = WorkerMetadata(
-        {("a", 1): result(staging_seconds=3.0, missing=(2, 3), cancelled=True)}, stored=[6, 7], store_bytes=100
+        {("a", 1): result(staging_seconds=3.0, missing={2: "gone", 3: "why"}, cancelled=True)},
+        stored=[6, 7],
+        store_bytes=100,
     )
     both = ours.aggregate(theirs)
-    assert both.results == {("a", 1): result(staging_seconds=3.0, missing=(2, 3), cancelled=True)}
+    assert both.results == {("a", 1): result(staging_seconds=3.0, missing={2: "gone", 3: "gone"}, cancelled=True)}
     assert both.stored == [6]
     assert both.store_bytes == 200
     assert ours.stored == [5, 6]

@@ -1,0 +1,150 @@
+"""The disk tier as the scheduler half sees it: what is there, what is read and written. It decides, the worker does."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from cachecraft_rag.store import Entry, KeyMaker, KvIndex
+from cachecraft_rag.store.changes import DiskOrders, DiskReport, Read, Write
+from cachecraft_rag.store.directory import StoreDirectory
+from cachecraft_rag.store.disk import DiskStore, Unreadable
+from cachecraft_rag.store.header import EntryHeader
+from cachecraft_rag.store.owners import read_owners
+from cachecraft_rag.vllm.settings import ConnectorSettings
+
+logger = logging.getLogger(__name__)
+
+
+class DiskTier:
+    """The index's entries on disk. With `store` None there is no disk tier, and nothing happens."""
+
+    def __init__(self, index: KvIndex, store: DiskStore | None, bytes_per_token: int) -> None:
+        self._index = index
+        self._store = store
+        self._bytes_per_token = bytes_per_token
+        self._reads: list[Read] = []
+        self._ordered = 0
+        self._complained = False
+        self.used_bytes = 0
+        if store is not None:
+            if not store.directory.read_only:
+                store.directory.clean()
+            self.used_bytes = store.directory.recount()
+            for header in store.scan():
+                self._add(store, header)
+
+    @property
+    def pending(self) -> int:
+        """Changes that were ordered and not yet made."""
+        return self._ordered
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        return self._store.directory.capacity_bytes if self._store is not None else 0
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of a key; one that another process has stored meanwhile is found, too."""
+        entry = self._index.get(key)
+        if entry is not None or self._store is None or self._index.is_leaving(key):
+            return entry
+        if not self._store.path(key).exists():
+            return None
+        try:
+            return self._add(self._store, self._store.header(key))
+        except Unreadable as error:
+            logger.warning("%s is passed over: %s", self._store.path(key), error)
+            return None
+
+    def bring(self, entry: Entry) -> bool:
+        """Have an entry read into memory unless it is there or on its way; False where memory has no room."""
+        if entry.handle is not None:
+            return True
+        handle = self._index.promote(entry)
+        if handle is None:
+            return False
+        self._index.acquire(entry)  # until it was read
+        self._reads.append(Read(handle, entry.key, entry.token_ids.size))
+        return True
+
+    def write(self, handle: int) -> None:
+        """Have an entry written that memory holds now."""
+        entry = self._index.by_handle(handle)
+        if entry is None or self._store is None or self._store.directory.read_only or entry.on_disk:
+            return
+        header = EntryHeader(
+            key=entry.key,
+            model=self._store.model,
+            namespace=entry.namespace,
+            token_ids=entry.token_ids,
+            cached_at=entry.cached_at,
+            chunk_id=entry.chunk_id,
+            digest=entry.digest,
+            documents=tuple(sorted(entry.documents)),
+            tensors=(),
+            data_checksum="",
+        )
+        self._index.order_write(entry, Write(handle, header, self._victims(entry.nbytes)))
+
+    def take_orders(self) -> DiskOrders:
+        """What the worker half must read and change, in this step."""
+        changes = self._index.take_changes()
+        if self._store is None or self._store.directory.read_only:
+            changes = []
+        orders = DiskOrders(self._reads, changes)
+        self._ordered += len(changes)
+        self._reads = []
+        return orders
+
+    def on_report(self, report: DiskReport) -> None:
+        self._ordered -= report.changed
+        if report.used_bytes is not None:
+            self.used_bytes = report.used_bytes
+        for handle in report.loaded:
+            self._index.release(handle)
+        for handle in report.unreadable:
+            self._index.abort(handle)
+            self._index.release(handle)
+        for handle in report.written:
+            self._complained = False
+            self._index.release(handle)
+        for handle, reason in report.unwritten.items():
+            if not self._complained:
+                logger.warning("chunks are kept in memory only: %s", reason)
+                self._complained = True
+            entry = self._index.by_handle(handle)
+            if entry is not None:
+                self._index.left_disk(entry.key)
+            self._index.release(handle)
+        for key in report.removed:
+            self._index.removed(key)
+        for key in report.dropped:
+            self._index.left_disk(key)
+
+    def _add(self, store: DiskStore, header: EntryHeader) -> Entry:
+        return self._index.add_on_disk(
+            header.key,
+            namespace=header.namespace,
+            token_ids=header.token_ids,
+            nbytes=header.token_ids.size * self._bytes_per_token,
+            cached_at=header.cached_at,
+            chunk_id=header.chunk_id,
+            digest=header.digest,
+            documents=header.documents,
+            pinned=read_owners(store.path(header.key)).pinned,
+        )
+
+    def _victims(self, nbytes: int) -> tuple[str, ...]:
+        """Who should leave the disk for an entry of `nbytes`, and for as much again that may be on its way."""
+        capacity = self.capacity_bytes
+        if capacity is None or self.used_bytes + (self._ordered + 1) * nbytes * 2 <= capacity:
+            return ()
+        return tuple(self._index.victims_on_disk(2 * nbytes))
+
+
+def open_disk(settings: ConnectorSettings, keys: KeyMaker) -> DiskStore | None:
+    """The store on disk of this model; None where no folder is given."""
+    if settings.store_dir is None:
+        return None
+    directory = StoreDirectory(Path(settings.store_dir), settings.disk_store_bytes, read_only=settings.read_only)
+    return DiskStore(directory, keys.fingerprint, keys.description)

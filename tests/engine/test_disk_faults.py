@@ -1,0 +1,208 @@
+"""Faults of files and disks under a real engine: each ends in the right answer, with the reason in the report."""
+
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from cachecraft_rag import ChunkPrompt
+from cachecraft_rag.errors import EngineClosed, InvalidInput, StoreError
+
+COUNT = 3
+SMALL = {"enable_prefix_caching": False, "max_num_batched_tokens": 256}
+
+
+def files(store_dir):
+    return sorted(Path(store_dir).rglob("*.safetensors"), key=lambda path: path.stat().st_size)
+
+
+def processes(engine):
+    return engine._client.requests._llm.engine_core.resources.engine_manager.processes
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero(path):
+    size = path.stat().st_size
+    path.write_bytes(bytes(size))
+
+
+def flip(path):
+    with path.open("r+b") as file:
+        file.seek(-1000, os.SEEK_END)
+        byte = file.read(1)
+        file.seek(-1000, os.SEEK_END)
+        file.write(bytes([byte[0] ^ 16]))
+
+
+def make_unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+FAULTS = {
+    truncate: "damaged",
+    zero: "damaged",
+    flip: "checksum",
+    Path.unlink: "vanished",
+    make_unreadable: "cannot be read",
+}
+
+
+@pytest.fixture(scope="module")
+def full_store(start_engine, tmp_path_factory):
+    """A folder with the canonical KV of some chunks, and these chunks."""
+    from cachecraft_rag.verification.cases import passage
+
+    folder = tmp_path_factory.mktemp("faults") / "store"
+    chunks = [passage(seed, 6) for seed in range(700, 700 + COUNT)]
+    with start_engine(store_dir=folder) as engine:
+        engine.prewarm(chunks, progress=False)
+    assert len(files(folder)) == COUNT + 1
+    return folder, chunks
+
+
+@pytest.fixture
+def store_copy(full_store, tmp_path):
+    folder, chunks = full_store
+    shutil.copytree(folder, tmp_path / "store")
+    return tmp_path / "store", chunks
+
+
+def test_harmed_between_lookup_and_load(store_copy, full_store, start_engine, assert_exact):
+    """One engine, one fault after the other: it has looked all headers up at its start."""
+    folder, chunks = store_copy
+    whole, _ = full_store
+    with start_engine(store_dir=folder, **SMALL) as engine:
+        for number, (harm, reason) in enumerate(FAULTS.items()):
+            path = files(folder)[-1]
+            harm(path)
+            prompt = ChunkPrompt.chat(chunks, f"Question {number}?")
+            answer = engine.generate(prompt, max_tokens=4, logprobs=5, policy="none", recompute_ratio=0.0)
+            refused = [chunk for chunk in answer.report.chunks if chunk.outcome == "REFUSED"]
+            assert [chunk.recomputed for chunk in refused] == [refused[0].tokens]
+            assert reason in refused[0].reason
+            assert answer.report.hits == COUNT - 1
+            assert engine.check() == []
+            engine.delete(everything=True)
+            assert files(folder) == [] or harm is make_unreadable
+            engine.prewarm(chunks, progress=False)
+            again = engine.generate(prompt, max_tokens=4, policy="none", recompute_ratio=0.0)
+            assert again.report.hits == COUNT
+            if harm is make_unreadable:
+                break
+            # Out of memory again, so that the next one must be read.
+            engine.delete(everything=True)
+            for source in whole.rglob("*.safetensors"):
+                shutil.copy(source, folder / source.relative_to(whole))
+        assert_exact(engine, ChunkPrompt.chat(chunks, "At last?"))
+
+
+def test_all_are_harmed_and_the_answer_is_that_of_plain_vllm(store_copy, start_engine, assert_exact):
+    folder, chunks = store_copy
+    with start_engine(store_dir=folder, **SMALL) as engine:
+        for path in files(folder):
+            flip(path)
+        prompt = ChunkPrompt.chat(chunks, "What now?")
+        answer = engine.generate(prompt, max_tokens=4, logprobs=5, policy="none", recompute_ratio=0.0)
+        assert [chunk.outcome for chunk in answer.report.chunks] == ["REFUSED"] * COUNT
+        assert all(chunk.exact for chunk in answer.report.chunks)
+        assert_exact(engine, prompt, answer)
+        assert engine.check() == []
+
+
+def test_killed_while_storing(start_engine, tmp_path, passages):
+    chunks = passages(12, 6)
+    with start_engine(store_dir=tmp_path / "store") as engine:
+        future = engine._open().submit(engine._prewarm(chunks, None, False, False))
+        while len(files(tmp_path / "store")) < 3:
+            pass
+        for process in processes(engine):
+            os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(EngineClosed):
+            future.result()
+    survivors = len(files(tmp_path / "store"))
+    (next((tmp_path / "store").glob("*/")) / "0011223344556677.partial").write_bytes(b"half")
+    with start_engine(store_dir=tmp_path / "store") as engine:
+        assert not list(Path(tmp_path / "store").rglob("*.partial"))
+        assert engine.stats()["chunks_on_disk"] in (survivors, survivors - 1)  # the head may be among them
+        report = engine.prewarm(chunks, progress=False)
+        assert len(report.present) >= survivors - 1
+        assert len(report.present) + len(report.stored) == len(chunks)
+        answer = engine.generate(ChunkPrompt.chat(chunks[:4], "All there?"), max_tokens=1)
+        assert answer.report.hits == 4
+        assert engine.check() == []
+
+
+def test_a_full_disk_does_not_stop_serving(start_engine, tmp_path, passages, capfd):
+    chunks = passages(3, 6)
+    with start_engine(store_dir=tmp_path / "store", **SMALL) as engine:
+        engine.prewarm(chunks[:1], progress=False)
+        for process in processes(engine):  # the kernel refuses to let any file of that process grow
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+        report = engine.prewarm(chunks, progress=False)
+        assert len(report.stored) == 2
+        answer = engine.generate(ChunkPrompt.chat(chunks[::-1], "Still there?"), max_tokens=1)
+        assert answer.report.hits == 3
+        assert engine.check() == []
+        for process in processes(engine):
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        more = passages(1, 6)
+        engine.prewarm(more, progress=False)
+    assert len(files(tmp_path / "store")) == 3  # the head, the first, and the last
+    assert not list((tmp_path / "store").rglob("*.partial"))
+    assert capfd.readouterr().err.count("kept in memory only") == 1
+
+
+def test_read_only_writes_nothing(store_copy, start_engine, passages, outcomes):
+    folder, chunks = store_copy
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")}
+    with start_engine(store_dir=folder, read_only=True) as engine:
+        (new,) = passages(1)
+        for _ in range(2):
+            answer = engine.generate(ChunkPrompt.chat([*chunks[::-1], new], "Who?"), max_tokens=1)
+            assert outcomes(answer)[-1] == "MISS" or answer.report.prefix_cache_tokens
+        for call in (lambda: engine.prewarm([new]), lambda: engine.delete(everything=True)):
+            with pytest.raises(InvalidInput, match="read-only"):
+                call()
+        assert engine.stats()["stored"] == 0
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*")} == before
+
+
+def test_what_cannot_be_a_store_is_an_error_at_start(start_engine, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="file"), start_engine(store_dir=tmp_path / "file"):
+        pass
+    with pytest.raises(StoreError, match="nowhere"), start_engine(store_dir=tmp_path / "nowhere", read_only=True):
+        pass
+
+
+def test_another_dtype_finds_nothing(store_copy, start_engine, outcomes):
+    folder, chunks = store_copy
+    with start_engine(store_dir=folder, dtype="bfloat16") as engine:
+        answer = engine.generate(ChunkPrompt.chat(chunks, "Who?"), max_tokens=1)
+        assert outcomes(answer) == ["MISS"] * COUNT
+    assert len(list(folder.glob("*/model.json"))) == 2
+
+
+@pytest.mark.parametrize("tiers", ["memory", "disk"])
+def test_more_chunks_than_memory_holds(store_copy, start_engine, passages, tiers, tmp_path):
+    """A stream of orders over more chunks than fit: bytes stay below the budget, and with a disk all stay hits."""
+    chunks = passages(8, 6)
+    options = {"store_dir": tmp_path / "large"} if tiers == "disk" else {"store_dir": None}
+    with start_engine(cpu_store_gb=0.045, **options, **SMALL) as engine:
+        engine.prewarm(chunks, progress=False)
+        hits = 0
+        for turn in range(6):
+            order = [chunks[(turn * 3 + step) % 8] for step in range(4)]
+            answer = engine.generate(ChunkPrompt.chat(order, "Which?"), max_tokens=1)
+            hits += answer.report.hits
+            stats = engine.stats()
+            assert stats["store_bytes"] <= stats["capacity_bytes"]
+        assert engine.check() == []
+        assert hits == 24 if tiers == "disk" else hits < 24
