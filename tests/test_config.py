@@ -117,7 +117,7 @@ def test_later_changes_to_the_callers_dict_do_not_reach_the_config():
 
 
 def test_an_unknown_eviction_names_those_there_are():
-    with pytest.raises(InvalidInput, match="eviction='best'.*lru, score"):
+    with pytest.raises(InvalidInput, match=r"eviction='best'.*lru, score"):
         EngineConfig("m", eviction="best")  # type: ignore[arg-type]
 
 

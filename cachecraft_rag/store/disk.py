@@ -19,7 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class Unreadable(Exception):  # noqa: N818
-    """An entry cannot be read; the message says why, in words for a report."""
+    """An entry cannot be read; the message says why, in words for a report.
+
+    `useless`: and never can be, by no version of this package.
+    """
+
+    def __init__(self, error: OSError | Damaged) -> None:
+        super().__init__(_reason(error))
+        self.useless = isinstance(error, Damaged) and not isinstance(error, UnknownVersion)
 
 
 class DiskStore:
@@ -47,7 +54,7 @@ class DiskStore:
             with self.path(key).open("rb", buffering=0) as file:
                 header = self._checked_header(key, file)
         except (OSError, Damaged) as error:
-            raise Unreadable(_reason(error)) from error
+            raise Unreadable(error) from error
         documents = read_owners(self.path(key)).documents
         return header if documents is None else replace(header, documents=tuple(sorted(documents)))
 
@@ -63,9 +70,9 @@ class DiskStore:
                 for buffer in buffers:
                     read_into(file, buffer)
         except (OSError, Damaged) as error:
-            raise Unreadable(_reason(error)) from error
+            raise Unreadable(error) from error
         if data_checksum(*buffers) != header.data_checksum:
-            raise Unreadable("its stored file does not fit its checksum")
+            raise Unreadable(Damaged("its bytes do not fit their checksum"))
         if not self.directory.read_only:
             with suppress(OSError):
                 os.utime(path)

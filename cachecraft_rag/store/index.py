@@ -206,6 +206,11 @@ class KvIndex:
             self._counts["evicted"] += 1
             self._eviction.evicted(entry)
 
+    def discard_file(self, key: str) -> None:
+        """There is a file of that key which is of no use; it goes."""
+        self._changes.append(Remove(key))
+        self._leaving.add(key)
+
     def removed(self, key: str) -> None:
         """The file of a deleted entry is gone."""
         self._leaving.discard(key)
@@ -217,7 +222,7 @@ class KvIndex:
     def victims_on_disk(self, nbytes: int) -> list[str]:
         """Keys whose files may go so that at least `nbytes` of KV are freed, lowest rank first; maybe too few."""
         victims = []
-        for entry in self._by_rank(lambda e: e.on_disk):
+        for entry in self._by_rank(lambda e: e.on_disk and not e.pinned and e.users == 0):
             if nbytes <= 0:
                 break
             victims.append(entry.key)
@@ -271,6 +276,11 @@ class KvIndex:
         changes, self._changes = self._changes, []
         return changes
 
+    def room(self) -> int:
+        """Bytes that a new entry could take now, at the cost of others."""
+        free = self.capacity_bytes - self._used
+        return free + sum(entry.nbytes for entry in self._entries.values() if _may_leave_memory(entry))
+
     def stats(self) -> IndexStats:
         ready = [entry for entry in self._entries.values() if entry.ready]
         chunks = [entry for entry in ready if entry.chunk_id is not None]
@@ -301,12 +311,9 @@ class KvIndex:
         return faults
 
     def _by_rank(self, may_go: Callable[[Entry], bool]) -> Iterator[Entry]:
-        """Entries that may be evicted, the lowest rank first."""
-        heap = [
-            (entry.rank, number, entry)
-            for number, entry in enumerate(self._entries.values())
-            if entry.ready and not entry.pinned and entry.users == 0 and may_go(entry)
-        ]
+        """Entries that may go, the lowest rank first."""
+        entries = enumerate(self._entries.values())
+        heap = [(entry.rank, number, entry) for number, entry in entries if may_go(entry)]
         heapq.heapify(heap)
         while heap:
             yield heapq.heappop(heap)[2]
@@ -316,7 +323,7 @@ class KvIndex:
         excess = self._used + nbytes - self.capacity_bytes
         if excess <= 0:
             return True
-        for entry in self._by_rank(lambda e: e.handle is not None):
+        for entry in self._by_rank(_may_leave_memory):
             victims.append(entry)
             excess -= entry.nbytes
             if excess <= 0:
@@ -344,8 +351,7 @@ class KvIndex:
         """Drop an entry from every tier."""
         del self._entries[entry.key]
         if entry.on_disk:
-            self._changes.append(Remove(entry.key))
-            self._leaving.add(entry.key)
+            self.discard_file(entry.key)
         if entry.users:
             assert entry.handle is not None
             self._doomed[entry.handle] = entry
@@ -358,3 +364,7 @@ class KvIndex:
         del self._by_handle[entry.handle]
         self._used -= entry.nbytes
         self._freed.append(entry.handle)
+
+
+def _may_leave_memory(entry: Entry) -> bool:
+    return entry.handle is not None and entry.ready and not entry.pinned and entry.users == 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.report import NOT_STORED, STORED_NOW, Outcome
+from cachecraft_rag.report import STORED_NOW, Outcome
 from cachecraft_rag.reuse import PlanSegment
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.vllm.disk_tier import DiskTier
@@ -56,6 +56,11 @@ class Classifier:
                     return True
         return False
 
+    def bytes_to_store(self, params: RequestParams) -> int:
+        """Memory that the chunks of a prewarm take, if none is there yet."""
+        tokens = sum(stop - start for start, stop, chunk_id, *_ in params.segments if chunk_id is not None)
+        return (tokens + self._head.size) * self._bytes_per_token
+
     def classify(
         self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read: bool = True
     ) -> list[Finding]:
@@ -93,7 +98,7 @@ class Classifier:
 
     def _head_finding(self, namespace: str, store: bool, read: bool) -> Finding:
         key = self._keys.head(namespace)
-        entry = self._disk.find(key)
+        entry = self._disk.find(key).entry
         segment = PlanSegment(0, self._head.size, key=key)
         if entry is not None and entry.ready:
             if read and not self._disk.bring(entry):
@@ -121,12 +126,13 @@ class Classifier:
             return Finding(segment, Outcome.REFUSED, reason, number)
         key = self._keys.chunk(namespace, token_ids)
         segment = replace(segment, key=key)
-        entry = self._disk.find(key)
+        found = self._disk.find(key)
+        entry = found.entry
         if entry is None:
             if not store:
-                return Finding(segment, Outcome.MISS, NOT_STORED, number)
+                return Finding(segment, Outcome.MISS, found.reason, number)
             handle = self._reserve(key, namespace, token_ids, segment.start, chunk_id, digest)
-            reason = f"{NOT_STORED}; {STORED_NOW}" if handle is not None else f"{NOT_STORED}, which has no room"
+            reason = f"{found.reason}; {STORED_NOW}" if handle is not None else f"{found.reason}, which has no room"
             return Finding(replace(segment, capture=handle), Outcome.MISS, reason, number)
         if not np.array_equal(entry.token_ids, token_ids):
             return Finding(segment, Outcome.REFUSED, "the stored token ids differ: a collision of keys", number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
+from cachecraft_rag.report import NOT_STORED
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.store.changes import DiskOrders, DiskReport, Read, Write
 from cachecraft_rag.store.directory import StoreDirectory
@@ -14,6 +16,14 @@ from cachecraft_rag.store.owners import read_owners
 from cachecraft_rag.vllm.settings import ConnectorSettings
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What there is of a key; without an entry, `reason` says why."""
+
+    entry: Entry | None
+    reason: str = NOT_STORED
 
 
 class DiskTier:
@@ -43,18 +53,20 @@ class DiskTier:
     def capacity_bytes(self) -> int | None:
         return self._store.directory.capacity_bytes if self._store is not None else 0
 
-    def find(self, key: str) -> Entry | None:
-        """The entry of a key; one that another process has stored meanwhile is found, too."""
+    def find(self, key: str) -> Found:
+        """Look a key up; an entry that another process has stored meanwhile is found, too."""
         entry = self._index.get(key)
         if entry is not None or self._store is None or self._index.is_leaving(key):
-            return entry
+            return Found(entry)
         if not self._store.path(key).exists():
-            return None
+            return Found(None)
         try:
-            return self._add(self._store, self._store.header(key))
+            return Found(self._add(self._store, self._store.header(key)))
         except Unreadable as error:
             logger.warning("%s is passed over: %s", self._store.path(key), error)
-            return None
+            if error.useless:
+                self._index.discard_file(key)
+            return Found(None, f"{NOT_STORED}: {error}")
 
     def bring(self, entry: Entry) -> bool:
         """Have an entry read into memory unless it is there or on its way; False where memory has no room."""

@@ -81,6 +81,7 @@ class SchedulerHalf:
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
         self._outbox = ConnectorMetadata()
         self._store_bytes = 0
+        self._room: int | None = None  # of the index, until the next step
 
     def on_new_request(self, request: Any) -> None:
         transfer = request.kv_transfer_params
@@ -119,6 +120,8 @@ class SchedulerHalf:
         waits = params.prewarm or _reads(params)
         if waits and self._classifier.awaits_pending(params, state.token_ids):
             return None, False
+        if params.prewarm and self._lacks_room(params):
+            return None, False
         return promised, True
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
@@ -143,6 +146,8 @@ class SchedulerHalf:
             read=_reads(params),
         )
         plan = self._plan(state, num_computed_tokens, end)
+        if self._room is not None:
+            self._room -= self._classifier.bytes_to_store(params) if params.prewarm else 0
         state.plan = plan
         self._count_uses(state.findings, plan)
         state.plans += 1
@@ -168,6 +173,7 @@ class SchedulerHalf:
     def take_metadata(self) -> ConnectorMetadata:
         """What the worker half must know for this step."""
         metadata, self._outbox = self._outbox, ConnectorMetadata()
+        self._room = None
         metadata.freed = self._index.take_freed()
         metadata.disk = self._disk.take_orders()
         return metadata
@@ -204,6 +210,14 @@ class SchedulerHalf:
         if state.answer is not None:
             return {"cachecraft": {"answer": state.answer}}
         return {"cachecraft": {"report": self._report(request, state).to_dict()}}
+
+    def _lacks_room(self, params: RequestParams) -> bool:
+        """Whether a prewarm should wait until others are computed and written, so that they can leave memory."""
+        if not self._in_flight and not self._disk.pending:
+            return False
+        if self._room is None:
+            self._room = self._index.room()
+        return self._classifier.bytes_to_store(params) > self._room
 
     def _plan(self, state: _RequestState, num_computed_tokens: int, end: int) -> Plan:
         params = state.params

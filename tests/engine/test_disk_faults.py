@@ -67,6 +67,12 @@ def full_store(start_engine, tmp_path_factory):
     return folder, chunks
 
 
+def full_paths(folder, chunks):
+    """The files of these chunks."""
+    ids = {chunk.id for chunk in chunks}
+    return {path for path in files(folder) if any(name in path.read_bytes()[:20_000].decode("latin-1") for name in ids)}
+
+
 @pytest.fixture
 def store_copy(full_store, tmp_path):
     folder, chunks = full_store
@@ -74,32 +80,27 @@ def store_copy(full_store, tmp_path):
     return tmp_path / "store", chunks
 
 
-def test_harmed_between_lookup_and_load(store_copy, full_store, start_engine, assert_exact):
-    """One engine, one fault after the other: it has looked all headers up at its start."""
+def test_harmed_between_lookup_and_load(store_copy, start_engine, passages, assert_exact):
+    """Memory holds one prompt's chunks: asking for others sends these to disk, where a file is harmed."""
     folder, chunks = store_copy
-    whole, _ = full_store
-    with start_engine(store_dir=folder, **SMALL) as engine:
+    others = passages(COUNT, 6)
+    with start_engine(store_dir=folder, cpu_store_gb=0.0245, **SMALL) as engine:
+        engine.prewarm(others, progress=False)
         for number, (harm, reason) in enumerate(FAULTS.items()):
-            path = files(folder)[-1]
-            harm(path)
+            engine.prewarm(chunks, progress=False)
+            ours = full_paths(folder, chunks)
+            assert len(ours) == COUNT
+            assert engine.generate(ChunkPrompt.chat(others, "Others?"), max_tokens=1).report.hits == COUNT
+            harm(sorted(ours)[0])
             prompt = ChunkPrompt.chat(chunks, f"Question {number}?")
             answer = engine.generate(prompt, max_tokens=4, logprobs=5, policy="none", recompute_ratio=0.0)
-            refused = [chunk for chunk in answer.report.chunks if chunk.outcome == "REFUSED"]
-            assert [chunk.recomputed for chunk in refused] == [refused[0].tokens]
-            assert reason in refused[0].reason
+            (refused,) = [chunk for chunk in answer.report.chunks if chunk.outcome == "REFUSED"]
+            assert refused.recomputed == refused.tokens
+            assert reason in refused.reason
             assert answer.report.hits == COUNT - 1
             assert engine.check() == []
-            engine.delete(everything=True)
-            assert files(folder) == [] or harm is make_unreadable
-            engine.prewarm(chunks, progress=False)
-            again = engine.generate(prompt, max_tokens=4, policy="none", recompute_ratio=0.0)
-            assert again.report.hits == COUNT
-            if harm is make_unreadable:
-                break
-            # Out of memory again, so that the next one must be read.
-            engine.delete(everything=True)
-            for source in whole.rglob("*.safetensors"):
-                shutil.copy(source, folder / source.relative_to(whole))
+        engine.prewarm(chunks, progress=False)
+        assert engine.generate(ChunkPrompt.chat(chunks, "At last?"), max_tokens=1).report.hits == COUNT
         assert_exact(engine, ChunkPrompt.chat(chunks, "At last?"))
 
 

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from cachecraft_rag.store import KvIndex
+from cachecraft_rag.store.changes import Remove
+from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed
 
 CAPACITY = 100
 KEYS = [f"key{number}" for number in range(8)]
@@ -16,12 +18,13 @@ DOCUMENTS = ["a.md", "b.md", "c.md"]
 class IndexMachine(RuleBasedStateMachine):
     """The index as the scheduler half uses it: plans acquire what they read and what they fill, then release."""
 
+    eviction = LeastRecentlyUsed
     reads = Bundle("reads")
     fills = Bundle("fills")
 
     def __init__(self):
         super().__init__()
-        self.index = KvIndex(CAPACITY)
+        self.index = KvIndex(CAPACITY, self.eviction())
         self.issued = set()
         self.freed = set()
         self.users = {}
@@ -61,9 +64,9 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(target=reads, key=st.sampled_from(KEYS))
     def read(self, key):
         entry = self.index.get(key)
-        if entry is None or not entry.ready:
+        if entry is None or not entry.ready or entry.handle is None:
             return multiple()
-        self.index.touch(entry)
+        self.index.touch(entry, 0.2)
         self.index.acquire(entry)
         self.users[entry.handle] += 1
         return entry.handle
@@ -75,11 +78,60 @@ class IndexMachine(RuleBasedStateMachine):
             self.deletable.add(handle)
         self._release(handle)
 
+    @rule(target=reads, key=st.sampled_from(KEYS), succeeds=st.booleans())
+    def write_to_disk(self, key, succeeds):
+        """The write itself is one of those that read the entry; how it ends is told by `left_disk`."""
+        entry = self.index.get(key)
+        if entry is None or not entry.ready or entry.on_disk:
+            return multiple()
+        self.index.order_write(entry, Remove(key))
+        self.users[entry.handle] += 1
+        if not succeeds:
+            self.index.left_disk(key)
+        return entry.handle
+
+    @rule(target=reads, key=st.sampled_from(KEYS))
+    def promote(self, key):
+        entry = self.index.get(key)
+        if entry is None or entry.handle is not None:
+            return multiple()
+        handle = self.index.promote(entry)
+        if handle is None:
+            return multiple()
+        assert handle == entry.handle
+        assert handle not in self.issued
+        self.issued.add(handle)
+        self.nbytes[handle] = entry.nbytes
+        self.index.acquire(entry)
+        self.users[handle] = 1
+        return handle
+
+    @rule(key=st.sampled_from(KEYS))
+    def evict_the_file(self, key):
+        self.index.left_disk(key)
+        entry = self.index.get(key)
+        assert entry is None or not entry.on_disk
+
+    @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 60))
+    def find_on_disk(self, key, nbytes):
+        if self.index.get(key) is None:
+            ids = np.arange(nbytes, dtype=np.int32)
+            self.index.add_on_disk(
+                key, namespace="one", token_ids=ids, nbytes=nbytes, cached_at=0, chunk_id=f"id-{key}", digest=None
+            )
+
+    @rule(nbytes=st.integers(1, 100))
+    def choose_victims(self, nbytes):
+        victims = [self.index.get(key) for key in self.index.victims_on_disk(nbytes)]
+        assert all(e.on_disk and not e.pinned and e.users == 0 for e in victims)
+        left = [e for e in self.index if e.on_disk and not e.pinned and e.users == 0 and e not in victims]
+        assert not left or sum(e.nbytes for e in victims) >= nbytes
+
     @rule(key=st.sampled_from(KEYS), pinned=st.booleans())
     def pin(self, key, pinned):
         entry = self.index.get(key)
         if entry is not None:
-            entry.pinned = pinned
+            self.index.pin(entry, pinned)
             (self.pinned.add if pinned else self.pinned.discard)(entry.handle)
 
     @rule(key=st.sampled_from(KEYS))
@@ -92,22 +144,21 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(namespace=st.sampled_from(NAMESPACES))
     def delete_everything_of_a_namespace(self, namespace):
-        before = {e.handle for e in self.index if e.namespace == namespace}
+        before = [e for e in self.index if e.namespace == namespace]
         removed = self.index.delete(lambda e: e.namespace == namespace)
-        assert {e.handle for e in removed} == before
-        self.deletable.update(before)
+        assert removed == before
+        self.deletable.update(e.handle for e in before)
 
     @rule(namespace=st.sampled_from(NAMESPACES), document=st.sampled_from(DOCUMENTS))
     def delete_document(self, namespace, document):
-        alone = {e.handle for e in self.index if e.namespace == namespace and e.documents == {document}}
-        shared = {e.handle for e in self.index if e.namespace == namespace and document in e.documents} - alone
-        elsewhere = {e.handle for e in self.index if e.namespace != namespace and document in e.documents}
+        alone = {e.key for e in self.index if e.namespace == namespace and e.documents == {document}}
+        shared = {e.key for e in self.index if e.namespace == namespace and document in e.documents} - alone
+        elsewhere = {e.key for e in self.index if e.namespace != namespace and document in e.documents}
         removed = self.index.delete_document(namespace, document)
-        assert {e.handle for e in removed} == alone
-        self.deletable.update(alone)
-        left = {e.handle: e for e in self.index}
-        assert all(document not in left[handle].documents for handle in shared)
-        assert all(document in left[handle].documents for handle in elsewhere)
+        assert {e.key for e in removed} == alone
+        self.deletable.update(e.handle for e in removed)
+        assert all(document not in self.index.get(key).documents for key in shared)
+        assert all(document in self.index.get(key).documents for key in elsewhere)
 
     @rule()
     def take_freed(self):
@@ -134,7 +185,9 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_used_entry_holds_its_bytes(self):
-        held = {e.handle for e in self.index} | {handle for handle, users in self.users.items() if users}
+        held = {e.handle for e in self.index if e.handle is not None} | {
+            handle for handle, users in self.users.items() if users
+        }
         assert self.index.used_bytes == sum(self.nbytes[handle] for handle in held)
 
     def teardown(self):
@@ -149,5 +202,11 @@ class IndexMachine(RuleBasedStateMachine):
         assert self.index.check() == []
 
 
+class ScoreMachine(IndexMachine):
+    eviction = FrequencyReuse
+
+
 TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScoreMachine = ScoreMachine.TestCase
+TestScoreMachine.settings = settings(max_examples=75, stateful_step_count=40, deadline=None)
