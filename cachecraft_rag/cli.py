@@ -54,7 +54,7 @@ Model = Annotated[str, typer.Option(help="Hugging Face name or folder, or a pack
 Docs = Annotated[Path, typer.Option(help="Folder of .md and .txt files.")]
 DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto takes what the machine can do.")]
 Policy = Annotated[
-    str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random.")
+    str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random, question.")
 ]
 Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
 Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
@@ -147,7 +147,7 @@ def speed(
     chunks: Annotated[int, typer.Option(min=1, help="Chunks in the prompt.")] = 8,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 512,
     ratio: Annotated[float, typer.Option(help="Share of the reused tokens that is recomputed.")] = 0.15,
-    policy: Annotated[str, typer.Option(help="Which of them: none, all, first, random.")] = "first",
+    policy: Annotated[str, typer.Option(help="Which of them: none, all, first, random, question.")] = "first",
     repetitions: Annotated[int, typer.Option(min=1, help="Measured orders of the chunks, after a warm-up.")] = 5,
     dtype: DType = "auto",
     json_file: Json = None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,12 @@ from cachecraft_rag.reuse.policies import (
     RepairableChunk,
     SelectionContext,
     SelectionPolicy,
+    get_policy,
     recomputes_all,
     select,
 )
+
+MAX_QUESTION_ROWS = 128  # the last ones, where the text behind the chunks is longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +64,27 @@ class CaptureSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class QuestionPass:
+    """A choice that waits for the question's attention: its rows run first, over the staged KV alone.
+
+    `rows`: their sorted positions, shape [rows], all behind the last chunk; `keys`: every stored span they attend to,
+    also where it lies in vLLM's prefix cache; `chunks`: those that may be repaired.
+    """
+
+    policy: str
+    ratio: float
+    min_run: int
+    rows: npt.NDArray[np.int64]
+    keys: tuple[StagedSpan, ...]
+    chunks: tuple[RepairableChunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What the worker does for one request, for positions `num_computed_tokens` to `end` (exclusive).
 
     `compute`: T, sorted positions that the model runs, shape [T]. Every position of the range is in `compute` or in
-    exactly one staged span.
+    exactly one staged span. With a `question` pass it lacks the chosen tokens until `choose`.
     """
 
     num_computed_tokens: int
@@ -73,6 +92,16 @@ class Plan:
     compute: npt.NDArray[np.int64]
     staged: tuple[StagedSpan, ...]
     captures: tuple[CaptureSpan, ...]
+    question: QuestionPass | None = None
+
+    def choose(self, attention: npt.NDArray[np.float64] | None) -> Plan:
+        """The plan with its choice made by `attention`, the question's on each position, shape [prompt_tokens]."""
+        waiting = self.question
+        assert waiting is not None
+        context = SelectionContext(self.end, waiting.chunks, attention)
+        chosen = select(get_policy(waiting.policy), context, waiting.ratio, waiting.min_run)
+        chosen = chosen[(chosen >= self.num_computed_tokens) & (chosen < self.end)]
+        return replace(self, compute=np.union1d(self.compute, chosen), question=None)
 
 
 def make_plan(
@@ -98,7 +127,9 @@ def make_plan(
     repairable = [
         RepairableChunk(s.key or "", s.start, s.stop, s.statistics) for s in reused if not s.exact and s.key is not None
     ]
-    mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
+    question = _question_pass(policy, ratio, min_run, segments, reused, repairable, max(num_computed_tokens, 0), end)
+    if question is None:
+        mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
     mask[:num_computed_tokens] = False
     mask[end:] = False
     return Plan(
@@ -111,7 +142,31 @@ def make_plan(
             for s in segments
             if s.capture is not None and s.start >= num_computed_tokens and s.stop <= end
         ),
+        question=question,
     )
+
+
+def _question_pass(
+    policy: SelectionPolicy,
+    ratio: float,
+    min_run: int,
+    segments: Sequence[PlanSegment],
+    reused: Sequence[PlanSegment],
+    repairable: Sequence[RepairableChunk],
+    lower: int,
+    end: int,
+) -> QuestionPass | None:
+    """None where the policy asks for none, where there is nothing to choose, and where no text follows the chunks."""
+    if not policy.needs_question_pass or not repairable or policy.budget(1, ratio) == 0:
+        return None
+    behind = max(s.stop for s in segments if s.key is not None)
+    rows = np.arange(max(behind, lower), end, dtype=np.int64)[-MAX_QUESTION_ROWS:]
+    if rows.size == 0:
+        return None
+    keys = tuple(
+        StagedSpan(s.handle, 0, s.start, s.stop, s.start - s.cached_at) for s in reused if s.handle is not None
+    )
+    return QuestionPass(policy.name, ratio, min_run, rows, keys, tuple(repairable))
 
 
 def _staged(segment: PlanSegment, mask: npt.NDArray[np.bool_], lower: int, upper: int) -> StagedSpan | None:

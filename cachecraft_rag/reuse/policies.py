@@ -17,6 +17,7 @@ import numpy.typing as npt
 from cachecraft_rag.errors import InvalidInput
 
 Scores = npt.NDArray[np.float64]
+FIRST_TOKENS = 4  # of each chunk, which `question` recomputes before all others
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,29 @@ class RandomTokens(_PerChunkPolicy):
         ]
 
 
+class QuestionTokens(_PerChunkPolicy):
+    """The tokens that the question attends to, of all chunks together, and the first few of each chunk.
+
+    The question's rows run once over the reused KV, and their attention ranks the tokens: what the answer will be read
+    from is repaired. The first tokens of a chunk are cheap and took the place of the prompt's beginning when the chunk
+    was computed (see docs/benchmarks/quality.md). Where no question follows the chunks: like `first`.
+    """
+
+    name = "question"
+    needs_question_pass = True
+    shares_budget = True
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        attention = context.question_attention
+        if attention is None:
+            return FirstTokens().scores(context)
+        scores = [attention[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
+        above = 1.0 + max((float(own.max()) for own in scores), default=0.0)
+        for own in scores:
+            own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
+        return scores
+
+
 class NoTokens(FirstTokens):
     """Naive reuse, whatever the ratio."""
 
@@ -114,7 +138,7 @@ class AllTokens(FirstTokens):
 
 
 POLICIES: Mapping[str, SelectionPolicy] = {
-    policy.name: policy for policy in (FirstTokens(), RandomTokens(), NoTokens(), AllTokens())
+    policy.name: policy for policy in (FirstTokens(), RandomTokens(), QuestionTokens(), NoTokens(), AllTokens())
 }
 
 

@@ -1,11 +1,13 @@
 """Looking at what the model writes while a selective forward of ours runs.
 
 Each attention layer's `impl` is replaced by a `CapturingImpl`, which passes everything on to vLLM's own and, only
-between `start` and `stop` of its recorder, copies the keys and values that were asked for.
+what its recorder was asked for, copies keys, values and queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +31,20 @@ class Recorder:
 
     def __init__(self) -> None:
         self.rows: tuple[CaptureRows, ...] = ()
+        self._queries: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def queries(self) -> Iterator[list[torch.Tensor]]:
+        """While it is open, the queries of each layer that runs: [rows, heads, head_size], with RoPE applied."""
+        self._queries = []
+        try:
+            yield self._queries
+        finally:
+            self._queries = None
+
+    def record_query(self, query: torch.Tensor) -> None:
+        if self._queries is not None:
+            self._queries.append(query.clone())
 
     def record(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """`key`, `value`: [rows, kv_heads, head_size] of one layer, key with RoPE applied."""
@@ -63,3 +79,7 @@ class CapturingImpl:
         if self._recorder.rows:
             self._recorder.record(self._layer_index, key, value)
         self._impl.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+
+    def forward(self, layer: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        self._recorder.record_query(query)
+        return self._impl.forward(layer, query, *args, **kwargs)

@@ -18,7 +18,7 @@ from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, 
 from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
 from cachecraft_rag.vllm.launch import make_settings, start_async_llm
-from cachecraft_rag.vllm.protocol import RequestParams
+from cachecraft_rag.vllm.protocol import RequestParams, prompt_digest
 from cachecraft_rag.vllm.requests import Requests
 from cachecraft_rag.vllm.sampling import DEFAULTS, make_sampling
 
@@ -120,14 +120,16 @@ class EngineClient:
             "namespace": namespace,
         }
         config = replace(self.config, **{name: value for name, value in given.items() if value is not None})
+        chosen = get_policy(config.policy)
         return RequestParams(
             namespace=config.namespace,
-            policy=get_policy(config.policy).name,
+            policy=chosen.name,
             ratio=config.recompute_ratio,
             min_run=config.min_run,
             segments=tuple((s.start, s.stop, s.chunk_id, s.digest, s.document_id) for s in encoded.segments),
             prewarm=prewarm,
             epoch=self._epochs[config.namespace],
+            prompt=prompt_digest(chosen, encoded.token_ids),
         )
 
     async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:

@@ -26,11 +26,19 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class SlicePart:
-    """Rows of one prompt: sorted `positions`, their `token_ids`, and the prompt's block table."""
+    """Rows of one prompt: sorted `positions`, their `token_ids`, and the prompt's block table.
+
+    `places`: where in those blocks the rows lie, and so which rows they see; None: at their positions.
+    """
 
     positions: Ids
     token_ids: Ids
     block_ids: Ids
+    places: Ids | None = None
+
+    @property
+    def placed(self) -> Ids:
+        return self.positions if self.places is None else self.places
 
 
 def slots(positions: Ids, block_ids: Ids, block_size: int) -> Ids:
@@ -92,7 +100,7 @@ class SelectiveForward:
             self._model(ids, positions)
 
     def _metadata(self, parts: Sequence[SlicePart]) -> tuple[Any, torch.Tensor]:
-        runs = [positions_to_runs(part.positions) for part in parts]
+        runs = [positions_to_runs(part.placed) for part in parts]
         lengths = np.concatenate([run[:, 1] - run[:, 0] for run in runs])
         seq_lens = np.concatenate([run[:, 1] for run in runs])
         starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -104,7 +112,7 @@ class SelectiveForward:
             tables[row : row + len(run), : len(blocks)] = blocks
             row += len(run)
         slot_mapping = self.to_device(
-            np.concatenate([slots(part.positions, part.block_ids, self.block_size) for part in parts])
+            np.concatenate([slots(part.placed, part.block_ids, self.block_size) for part in parts])
         )
         common = CommonAttentionMetadata(
             query_start_loc=self.to_device(starts, torch.int32),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from cachecraft_rag.reuse import Plan
+from cachecraft_rag.reuse import Plan, SelectionPolicy
 from cachecraft_rag.store.changes import DiskOrders, DiskReport
+from cachecraft_rag.store.keys import token_bytes
 
 # The scheduler half of a preempted request plans afresh, so a plan is named by its request and a serial number.
 PlanId = tuple[str, int]
@@ -42,7 +44,10 @@ class ConnectorMetadata(KVConnectorMetadata):
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed, and why."""
+    """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed, and why.
+
+    `chosen`: what was computed in the end, where the choice waited for the question's attention.
+    """
 
     staging_seconds: float
     compute_seconds: float
@@ -50,6 +55,7 @@ class PlanResult:
     computed_tokens: int
     missing: Mapping[int, str] = field(default_factory=dict)
     cancelled: bool = False
+    chosen: npt.NDArray[np.int64] | None = None
 
 
 @dataclass
@@ -77,6 +83,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
                 computed_tokens=max(ours.computed_tokens, theirs.computed_tokens),
                 missing={**theirs.missing, **ours.missing},
                 cancelled=ours.cancelled or theirs.cancelled,
+                chosen=ours.chosen,
             )
         return WorkerMetadata(
             results=results,
@@ -91,7 +98,8 @@ class RequestParams:
 
     `segments`: (start, stop, chunk_id, digest, document_id) for each piece of the prompt, chunk_id None for text.
     `prewarm`: store the chunks, the answer does not matter. `control`: a question to the store instead of a prompt.
-    `epoch`: how many deletions the namespace has seen.
+    `epoch`: how many deletions the namespace has seen. `prompt`: digest of the token ids, for a policy that looks at
+    the question: what it repairs serves that prompt alone.
     """
 
     namespace: str
@@ -102,6 +110,7 @@ class RequestParams:
     prewarm: bool = False
     control: Mapping[str, Any] | None = None
     epoch: int = 0
+    prompt: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Only what msgpack knows."""
@@ -113,6 +122,7 @@ class RequestParams:
             "segments": [list(segment) for segment in self.segments],
             "prewarm": self.prewarm,
             "epoch": self.epoch,
+            "prompt": self.prompt,
             "control": dict(self.control) if self.control is not None else None,
         }
 
@@ -129,6 +139,7 @@ class RequestParams:
                 prewarm=bool(wire.get("prewarm", False)),
                 control=_control(wire.get("control")),
                 epoch=int(wire.get("epoch", 0)),
+                prompt=_name(wire.get("prompt")),
             )
         except (KeyError, TypeError, IndexError, OverflowError, AttributeError) as error:
             raise ValueError(f"kv_transfer_params['cachecraft'] lacks or garbles {error}") from error
@@ -137,6 +148,11 @@ class RequestParams:
         if not 0.0 <= params.ratio <= 1.0 or params.min_run < 1:
             raise ValueError(f"ratio={params.ratio} must lie in [0, 1] and min_run={params.min_run} be at least 1")
         return params
+
+
+def prompt_digest(policy: SelectionPolicy, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str | None:
+    """sha256 (hex) of the ids for a policy that looks at the question, None for the others."""
+    return hashlib.sha256(token_bytes(token_ids)).hexdigest() if policy.needs_question_pass else None
 
 
 def _name(value: Any) -> str | None:

@@ -1,8 +1,8 @@
 """`cache_salt` of chunk requests: what they leave in vLLM's prefix cache is for their own kind only.
 
 Repaired KV is not exact KV. The salt holds a secret of the engine, so that no plain request can ask for it by accident
-or on purpose, and all that changes the repair: namespace, policy, ratio, the length of runs, and how often
-something was deleted.
+or on purpose, and all that changes the repair: namespace, policy, ratio, the length of runs, how often something was
+deleted, and the whole prompt where the policy looks at the question.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def is_valid_salt(secret: str, params: RequestParams, salt: str | None) -> bool:
 
 
 def _serving_salt(secret: str, params: RequestParams) -> str:
-    content = json.dumps([secret, params.namespace, params.policy, params.ratio, params.min_run, params.epoch])
+    repair = [params.namespace, params.policy, params.ratio, params.min_run, params.epoch, params.prompt]
+    content = json.dumps([secret, *repair])
     return f"cachecraft:{hashlib.sha256(content.encode()).hexdigest()}"
 
 

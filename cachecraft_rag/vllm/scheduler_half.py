@@ -28,6 +28,7 @@ from cachecraft_rag.vllm.protocol import (
     PlanResult,
     RequestParams,
     WorkerMetadata,
+    prompt_digest,
 )
 from cachecraft_rag.vllm.salts import is_valid_salt
 from cachecraft_rag.vllm.settings import ConnectorSettings
@@ -91,7 +92,7 @@ class SchedulerHalf:
         token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
         try:
             params = RequestParams.from_wire(wire, token_ids.size)
-            get_policy(params.policy)
+            params = replace(params, prompt=prompt_digest(get_policy(params.policy), token_ids))
         except ValueError as error:
             empty = RequestParams("", "none", 0.0, 1, ())
             self._requests[request.request_id] = _RequestState(empty, token_ids, refusal=str(error))
@@ -198,6 +199,8 @@ class SchedulerHalf:
             state = self._requests.get(plan_id[0])
             if state is not None:
                 state.result = result
+                if result.chosen is not None and state.plan is not None:
+                    state.plan = replace(state.plan, compute=result.chosen, question=None)
 
     def request_finished(self, request: Any) -> dict[str, Any] | None:
         """The request's report, or the answer of a control request; cancels its plan where one is in flight."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.errors import CachecraftError
+
+if TYPE_CHECKING:
+    import torch
 
 SUPPORTED = ("0.32",)
 
@@ -45,6 +48,19 @@ def worker_class() -> str:
     if current_platform.is_cpu():
         return "cachecraft_rag.vllm.worker_cpu.CachecraftCPUWorker"
     return "cachecraft_rag.vllm.worker_gpu.CachecraftGPUWorker"
+
+
+def tensor_parallel_mean(values: torch.Tensor) -> torch.Tensor:
+    """The mean over tensor-parallel ranks, which hold different heads: the same numbers on each of them."""
+    from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
+
+    size = get_tensor_model_parallel_world_size()
+    if size == 1:
+        return values
+    from vllm.platforms import current_platform
+
+    device = "cpu" if current_platform.is_cpu() else current_platform.device_type
+    return tensor_model_parallel_all_reduce(values.to(device)).cpu() / size
 
 
 def max_runs_per_slice(vllm_config: Any, layer: Any) -> int:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 
 from cachecraft_rag.kernels import RotarySpec, rotate
-from cachecraft_rag.reuse import CaptureSpan, StagedSpan, positions_to_runs
+from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan, positions_to_runs
 from cachecraft_rag.reuse.runs import first_rows
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
@@ -20,6 +21,7 @@ from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.vllm.capture import CaptureRows
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart, slots
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
+from cachecraft_rag.vllm.question import compact_places, question_attention
 from cachecraft_rag.vllm.rotary_layers import rotary_specs
 from cachecraft_rag.vllm.versions import max_runs_per_slice
 
@@ -34,9 +36,11 @@ class _RunningPlan:
     cursor: int = 0
     staged: bool = False
     slices: int = 0
+    question_rows: int = 0
     staging_seconds: float = 0.0
     compute_seconds: float = 0.0
     missing: dict[int, str] = field(default_factory=dict)
+    chosen: Plan | None = None
     captures: dict[CaptureSpan, ChunkKv] = field(default_factory=dict)
 
     @property
@@ -44,7 +48,15 @@ class _RunningPlan:
         return self.message.plan.compute.size - self.cursor
 
     def result(self, cancelled: bool = False) -> PlanResult:
-        return PlanResult(self.staging_seconds, self.compute_seconds, self.slices, self.cursor, self.missing, cancelled)
+        return PlanResult(
+            self.staging_seconds,
+            self.compute_seconds,
+            self.slices,
+            self.cursor + self.question_rows,
+            self.missing,
+            cancelled,
+            None if self.chosen is None else self.chosen.compute,
+        )
 
 
 class WorkerHalf:
@@ -191,13 +203,14 @@ class WorkerHalf:
         """Write all cached spans of a plan into its blocks. What is not there is computed instead."""
         started = time.perf_counter()
         plan = running.message.plan
-        lost: list[StagedSpan] = []
-        for span in plan.staged:
-            kv = self._store.get(span.handle)
-            if kv is None or kv.key.shape[1] < span.source_start + span.stop - span.start:
-                lost.append(span)
-            else:
-                self._write(span, kv, running.message)
+        if plan.question is not None:
+            question = replace(plan.question, rows=plan.question.rows[-self._max_rows :])
+            plan = replace(plan, question=question)
+            running.message = replace(running.message, plan=plan)
+        lost = [span for span in plan.staged if self._stored(span) is None]
+        there = [span for span in plan.staged if span not in lost]
+        places = compact_places(plan, there) if plan.question is not None else None
+        self._write_all(there, running.message, places)
         if lost:
             extra = [np.arange(span.start, span.stop) for span in lost]
             compute = np.union1d(plan.compute, np.concatenate(extra)).astype(np.int64)
@@ -205,16 +218,59 @@ class WorkerHalf:
             running.missing = {span.handle: self._why_lost(span.handle) for span in lost}
         running.staged = True
         running.staging_seconds = time.perf_counter() - started
+        if plan.question is not None:
+            self._choose(running, places)
+            if places is not None:
+                started = time.perf_counter()
+                self._write_all(there, running.message, None)
+                running.staging_seconds += time.perf_counter() - started
+
+    def _choose(self, running: _RunningPlan, places: npt.NDArray[np.int64] | None) -> None:
+        """Run the question's rows over what is staged, and let their attention choose what is recomputed."""
+        started = time.perf_counter()
+        plan = running.message.plan
+        assert plan.question is not None
+        attention = question_attention(self._forward, running.message, self._key_of, places)
+        running.question_rows = plan.question.rows.size
+        running.chosen = plan.choose(attention)
+        running.message = replace(running.message, plan=running.chosen)
+        running.slices += 1
+        running.compute_seconds += time.perf_counter() - started
+
+    def _stored(self, span: StagedSpan) -> ChunkKv | None:
+        kv = self._store.get(span.handle)
+        return None if kv is None or kv.key.shape[1] < span.source_start + span.stop - span.start else kv
 
     def _why_lost(self, handle: int) -> str:
         reason = self._disk.reason(handle) if self._disk is not None else None
         return reason or "its stored KV was gone when it was read"
 
     @torch.inference_mode()
-    def _write(self, span: StagedSpan, kv: ChunkKv, message: PlanMessage) -> None:
+    def _key_of(self, span: StagedSpan, layer: int) -> torch.Tensor | None:
+        """K of one layer of a stored span, turned to its place in the prompt."""
+        kv = self._stored(span)
+        if kv is None:
+            return None
         rows = slice(span.source_start, span.source_start + span.stop - span.start)
-        positions = np.arange(span.start, span.stop)
-        slot_mapping = self._forward.to_device(slots(positions, message.block_ids, self._forward.block_size))
+        key = kv.key[layer, rows].to(self._device, non_blocking=True)
+        spec = self._rotary[layer]
+        return key if spec is None or span.delta == 0 else rotate(key, spec, span.delta)
+
+    def _write_all(
+        self, spans: Iterable[StagedSpan], message: PlanMessage, places: npt.NDArray[np.int64] | None
+    ) -> None:
+        for span in spans:
+            kv = self._stored(span)
+            assert kv is not None
+            positions = np.arange(span.start, span.stop)
+            self._write(span, kv, message.block_ids, positions if places is None else places[positions])
+
+    @torch.inference_mode()
+    def _write(
+        self, span: StagedSpan, kv: ChunkKv, block_ids: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
+    ) -> None:
+        rows = slice(span.source_start, span.source_start + span.stop - span.start)
+        slot_mapping = self._forward.to_device(slots(places, block_ids, self._forward.block_size))
         value = kv.value[:, rows].to(self._device, non_blocking=True)
         key = self._rotated(kv.key[:, rows].to(self._device, non_blocking=True), span.delta)
         for layer in range(len(self._forward.layers)):

@@ -45,7 +45,11 @@ def cases(draw):
 
 def plan_of(segments, policy="first", ratio=0.2, lower=0, end=None, min_run=1):
     end = segments[-1].stop if end is None else end
-    return make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, min_run=min_run)
+    plan = make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, min_run=min_run)
+    if plan.question is None:
+        return plan
+    assert set(plan.question.rows) <= set(plan.compute), "the question's rows are computed in the end"
+    return plan.choose(np.random.default_rng(segments[-1].stop).random(segments[-1].stop))
 
 
 @given(case=cases(), policy=st.sampled_from(sorted(POLICIES)), ratio=RATIOS, min_run=st.integers(1, 8))
@@ -155,3 +159,41 @@ def test_segments_and_plans_cannot_be_changed():
     plan = plan_of([PlanSegment(0, 4)])
     with pytest.raises(dataclasses.FrozenInstanceError):
         plan.end = 3
+
+
+def question_plan(*segments, ratio=0.2, lower=0, end=None):
+    end = segments[-1].stop if end is None else end
+    return make_plan(segments, POLICIES["question"], ratio, num_computed_tokens=lower, end=end)
+
+
+HIT = PlanSegment(4, 24, "00" * 16, handle=1, cached_at=0)
+MISS = PlanSegment(24, 34, "11" * 16)
+TEXT = PlanSegment(34, 40)
+
+
+def test_the_question_is_what_stands_behind_the_last_chunk():
+    plan = question_plan(PlanSegment(0, 4), HIT, MISS, TEXT, end=39)
+    assert plan.question.rows.tolist() == [34, 35, 36, 37, 38]
+    assert [(span.handle, span.start, span.stop, span.delta) for span in plan.question.keys] == [(1, 4, 24, 4)]
+    assert [chunk.start for chunk in plan.question.chunks] == [4]
+    assert plan.compute.tolist() == [0, 1, 2, 3, *range(24, 39)]
+
+
+def test_without_text_behind_the_chunks_it_is_first():
+    plan = question_plan(PlanSegment(0, 4), HIT)
+    assert plan.question is None
+    assert plan.compute.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_at_the_ends_nothing_is_left_to_choose(ratio):
+    assert question_plan(HIT, MISS, TEXT, ratio=ratio).question is None
+
+
+def test_the_choice_ignores_what_vllm_has_in_its_prefix_cache():
+    attention = np.zeros(40)
+    attention[[10, 20]] = 1
+    whole, part = (question_plan(PlanSegment(0, 4), HIT, TEXT, ratio=0.3, lower=n).choose(attention) for n in (0, 16))
+    assert part.question is None
+    assert part.compute.tolist() == [position for position in whole.compute if position >= 16]
+    assert 20 in part.compute

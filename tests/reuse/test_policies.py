@@ -159,9 +159,31 @@ def test_what_recomputes_all(policy, ratio, expected):
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(InvalidInput, match=r"'best'.*all, first, none, random"):
+    with pytest.raises(InvalidInput, match=r"'best'.*all, first, none, question, random"):
         get_policy("best")
 
 
 def test_the_table_of_policies_agrees_with_their_names():
     assert all(get_policy(name).name == name for name in POLICIES)
+
+
+def test_question_takes_first_tokens_and_then_what_is_attended_to():
+    chunks = [RepairableChunk("00" * 16, 10, 30), RepairableChunk("11" * 16, 30, 50)]
+    attention = np.zeros(60)
+    attention[[25, 45, 46]] = [0.2, 0.9, 0.1]
+    context = SelectionContext(60, chunks, attention)
+    chosen = select(get_policy("question"), context, 10 / 40)
+    assert chosen.tolist() == [10, 11, 12, 13, 25, 30, 31, 32, 33, 45]
+
+
+def test_question_without_attention_is_first():
+    context = SelectionContext(60, [RepairableChunk("00" * 16, 10, 30)])
+    assert select(get_policy("question"), context, 0.2).tolist() == [10, 11, 12, 13]
+
+
+@given(st.lists(st.floats(0, 5), min_size=40, max_size=40), st.floats(0.01, 1))
+def test_question_keeps_its_budget(weights, ratio):
+    chunks = [RepairableChunk("00" * 16, 0, 15), RepairableChunk("11" * 16, 20, 40)]
+    chosen = select(get_policy("question"), SelectionContext(40, chunks, np.array(weights)), ratio)
+    assert len(chosen) == get_policy("question").budget(35, ratio)
+    assert len(set(chosen.tolist())) == len(chosen)

@@ -13,8 +13,8 @@ class Impl:
     def do_kv_cache_update(self, *arguments):
         self.written.append(arguments)
 
-    def forward(self, value):
-        return value + 1
+    def forward(self, layer, query, *rest):
+        return layer, query + 1, rest
 
 
 def captured(recorder, rows, layer=1, count=6):
@@ -62,7 +62,18 @@ def test_every_other_attribute_is_the_impls_own():
     impl = Impl()
     wrapped = CapturingImpl(impl, 0, Recorder())
     assert wrapped.scale == 0.5
-    assert wrapped.forward(2) == 3
     wrapped.scale = 0.25
     assert impl.scale == 0.25
     assert "scale" not in vars(wrapped)
+
+
+def test_queries_are_copied_only_while_they_are_asked_for():
+    recorder = Recorder()
+    wrapped = CapturingImpl(Impl(), 0, recorder)
+    query = torch.ones(3, 1, 2)
+    with recorder.queries() as queries:
+        layer, output, rest = wrapped.forward("layer", query, "key")
+    wrapped.forward("layer", query)
+    query.zero_()
+    assert (layer, output.sum(), rest) == ("layer", 12, ("key",))
+    assert [kept.sum() for kept in queries] == [6]

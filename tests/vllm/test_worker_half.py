@@ -1,5 +1,6 @@
 """The worker half with a forward that only notes what it was asked to do."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan
+from cachecraft_rag.reuse.plan import QuestionPass
+from cachecraft_rag.reuse.policies import RepairableChunk
 from cachecraft_rag.vllm import worker_half as module
 from cachecraft_rag.vllm.capture import Recorder
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanMessage
@@ -20,12 +23,13 @@ class FakeForward:
     """Keeps a paged cache of its own. The K and V that it "computes" for a token are its id."""
 
     def __init__(self, *_):
-        self.layers = [f"layers.{n}.attn" for n in range(LAYERS)]
-        self.layer_names = tuple(self.layers)
+        self.layers = [SimpleNamespace(impl=SimpleNamespace(scale=0.01)) for _ in range(LAYERS)]
+        self.layer_names = tuple(f"layers.{n}.attn" for n in range(LAYERS))
         self.block_size = BLOCK
         self.recorder = Recorder()
         self.cache = torch.full((LAYERS, 64 * BLOCK), -1.0)
         self.slices = []
+        self.places = []
         self.closed = False
 
     def to_device(self, array, dtype=torch.int64):
@@ -38,13 +42,13 @@ class FakeForward:
 
     def run(self, parts):
         self.slices.append([part.positions.tolist() for part in parts])
+        self.places.append([part.placed.tolist() for part in parts])
         ids = torch.from_numpy(np.concatenate([part.token_ids for part in parts])).float()
         rows = ids[:, None, None].expand(-1, HEADS, SIZE)
-        slots = torch.from_numpy(
-            np.concatenate([module.slots(part.positions, part.block_ids, BLOCK) for part in parts])
-        )
+        slots = torch.from_numpy(np.concatenate([module.slots(part.placed, part.block_ids, BLOCK) for part in parts]))
         for layer in range(LAYERS):
             self.recorder.record(layer, rows, rows)
+            self.recorder.record_query(rows)
             self.cache[layer, slots] = ids
 
     def close(self):
@@ -143,6 +147,7 @@ def stored_piece(worker, handle, tokens, first_id=500):
     plan = message("prewarm", range(tokens), captures=[CaptureSpan(handle, 0, tokens)], block=40, first_id=first_id)
     run_all(worker, plan)
     worker._forward.slices.clear()
+    worker._forward.places.clear()
 
 
 def test_staged_rows_are_written_before_the_first_slice_and_recomputed_ones_over_them(worker):
@@ -268,3 +273,54 @@ def test_close_drops_what_is_queued(worker):
     worker.close()
     assert worker._forward.closed
     assert step(worker) == (set(), None)
+
+
+def ask(worker, monkeypatch, staged, compute, *, end, chunks, ratio=0.2, lower=0):
+    """Run a plan whose choice waits for the question in its last two rows."""
+    monkeypatch.setattr("cachecraft_rag.vllm.question.tensor_parallel_mean", lambda values: values)
+    plan = message("q", compute, end=end, staged=staged)
+    rows = np.arange(end - 2, end)
+    question = QuestionPass("question", ratio, 1, rows, tuple(staged), tuple(chunks))
+    asked = replace(plan, plan=replace(plan.plan, question=question, num_computed_tokens=lower))
+    results, _ = run_all(worker, asked)
+    return results["q", 1]
+
+
+def test_the_question_runs_first_and_its_attention_chooses(worker, monkeypatch):
+    stored_piece(worker, 1, 8, first_id=1)  # the larger an id, the more it is attended to
+    span = StagedSpan(1, 0, 0, 8, 0)
+    result = ask(worker, monkeypatch, [span], [8, 9], end=10, chunks=[RepairableChunk("00", 0, 8)], ratio=0.7)
+    assert worker._forward.slices == [[[8, 9]], [[0, 1, 2, 3, 6, 7, 8, 9]]]
+    assert worker._forward.places[0] == [[8, 9]]
+    assert result.chosen.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
+    assert (result.computed_tokens, result.slices) == (10, 2)
+
+
+def test_gaps_are_closed_for_the_pass_and_opened_again(worker, monkeypatch):
+    stored_piece(worker, 1, 4, first_id=1)
+    stored_piece(worker, 2, 4, first_id=5)
+    spans = [StagedSpan(1, 0, 0, 4, 0), StagedSpan(2, 0, 6, 10, 0)]  # 4 and 5 are a miss
+    chunks = [RepairableChunk("00", 0, 4), RepairableChunk("11", 6, 10)]
+    ask(worker, monkeypatch, spans, [4, 5, 10, 11], end=12, chunks=chunks, ratio=0.1)
+    assert worker._forward.places[0] == [[8, 9]]
+    assert worker._forward.slices[1:] == [[[0, 4, 5, 10, 11]]]
+    assert cached(worker, 0, range(12)) == [100, 2, 3, 4, 104, 105, 5, 6, 7, 8, 110, 111]
+
+
+def test_what_is_lost_takes_no_part_in_the_choice(worker, monkeypatch):
+    stored_piece(worker, 1, 4, first_id=1)
+    spans = [StagedSpan(1, 0, 0, 4, 0), StagedSpan(2, 0, 4, 8, 0)]
+    chunks = [RepairableChunk("00", 0, 4), RepairableChunk("11", 4, 8)]
+    result = ask(worker, monkeypatch, spans, [8, 9], end=10, chunks=chunks, ratio=0.1)
+    assert set(result.missing) == {2}
+    assert worker._forward.places[0] == [[4, 5]]
+    assert {4, 5, 6, 7, 8, 9} <= set(result.chosen.tolist())
+
+
+def test_shared_blocks_keep_their_places_in_the_pass(worker, monkeypatch):
+    stored_piece(worker, 1, 4, first_id=1)
+    span = StagedSpan(1, 0, 6, 10, 0)
+    chunks = [RepairableChunk("00", 6, 10)]
+    ask(worker, monkeypatch, [span], [4, 5, 10, 11], end=12, chunks=chunks, ratio=0.1, lower=4)
+    assert worker._forward.places[0] == [[8, 9]]
+    assert cached(worker, 0, range(4)) == [-1, -1, -1, -1]

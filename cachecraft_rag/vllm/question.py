@@ -1,0 +1,74 @@
+"""The question's attention: its rows, run once over the reused KV alone, rank the tokens that are recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cachecraft_rag.kernels.attention_stats import attention_mass
+from cachecraft_rag.reuse import Plan, StagedSpan
+from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
+from cachecraft_rag.vllm.protocol import PlanMessage
+from cachecraft_rag.vllm.versions import tensor_parallel_mean
+
+Places = npt.NDArray[np.int64]
+KeyOf = Callable[[StagedSpan, int], torch.Tensor | None]
+
+
+def compact_places(plan: Plan, staged: Sequence[StagedSpan]) -> Places | None:
+    """Where in the request's blocks each position goes for the pass, so that no gap is left between them.
+
+    What is not stored (a missed chunk, text between chunks) has no KV yet, and a row attends to all places before its
+    own. Shape [plan.end], -1 for positions that take no part; None where nothing lies between and all keep their place.
+    Places below `num_computed_tokens` belong to vLLM's prefix cache and are never written.
+    """
+    assert plan.question is not None
+    takes_part = np.zeros(plan.end, dtype=bool)
+    takes_part[: plan.num_computed_tokens] = True
+    for span in staged:
+        takes_part[span.start : span.stop] = True
+    takes_part[plan.question.rows] = True
+    if takes_part[: plan.question.rows[-1] + 1].all():
+        return None
+    return np.where(takes_part, np.cumsum(takes_part) - 1, -1)
+
+
+def question_attention(
+    forward: SelectiveForward, message: PlanMessage, key_of: KeyOf, places: Places | None
+) -> npt.NDArray[np.float64]:
+    """The attention of the question's rows on every position of the prompt, mean of all layers, shape [plan.end].
+
+    All staged spans must be in the request's blocks, at `places`. `key_of(span, layer)`: K of a stored span, rotated to
+    its place in the prompt, [rows, kv_heads, head_size]; None where its tensors are gone. The softmax is over those
+    keys alone: only the ranking of the tokens is used.
+    """
+    plan = message.plan
+    assert plan.question is not None
+    rows = plan.question.rows
+    part = SlicePart(rows, message.token_ids[rows], message.block_ids, None if places is None else places[rows])
+    with forward.recorder.queries() as queries:
+        forward.run([part])
+    spans = [span for span in plan.question.keys if key_of(span, 0) is not None]
+    attention = np.zeros(plan.end, dtype=np.float64)
+    if not spans:
+        return attention
+    positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
+    row_positions, key_positions = forward.to_device(rows), forward.to_device(positions)
+    total = torch.zeros(positions.size, dtype=torch.float64)
+    for layer, query in enumerate(queries):
+        pieces = [piece for span in spans if (piece := key_of(span, layer)) is not None]
+        mass = attention_mass(
+            query,
+            torch.cat(pieces),
+            forward.layers[layer].impl.scale,
+            row_positions,
+            key_positions,
+            [0, positions.size],
+        )
+        total += mass.per_key.cpu()
+    inside = positions < plan.end
+    attention[positions[inside]] = tensor_parallel_mean(total / len(queries)).numpy()[inside]
+    return attention
