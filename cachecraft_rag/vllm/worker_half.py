@@ -12,17 +12,17 @@ import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 
-from cachecraft_rag.kernels import RotarySpec, rotate
-from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan, positions_to_runs
+from cachecraft_rag.reuse import CaptureSpan, Plan, positions_to_runs
 from cachecraft_rag.reuse.runs import first_rows
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.vllm.capture import CaptureRows
-from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart, slots
+from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
 from cachecraft_rag.vllm.question import compact_places, question_attention
 from cachecraft_rag.vllm.rotary_layers import rotary_specs
+from cachecraft_rag.vllm.staging import Stager
 from cachecraft_rag.vllm.versions import max_runs_per_slice
 
 _IDLE_SECONDS = 0.002  # how long a step waits for the disk where nothing else of ours is to be done
@@ -75,10 +75,9 @@ class WorkerHalf:
         disk: DiskStore | None = None,
     ):
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
-        self._device = device
-        self._rotary: list[RotarySpec | None] = rotary_specs(model, self._forward.layer_names)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._store = HostMemoryStore(len(self._forward.layers), spec.num_kv_heads, spec.head_size, spec.dtype)
+        self._stager = Stager(self._forward, self._store, rotary_specs(model, self._forward.layer_names), device)
         self._disk = DiskIo(disk, self._store) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])
@@ -207,10 +206,10 @@ class WorkerHalf:
             question = replace(plan.question, rows=plan.question.rows[-self._max_rows :])
             plan = replace(plan, question=question)
             running.message = replace(running.message, plan=plan)
-        lost = [span for span in plan.staged if self._stored(span) is None]
+        lost = [span for span in plan.staged if self._stager.stored(span) is None]
         there = [span for span in plan.staged if span not in lost]
         places = compact_places(plan, there) if plan.question is not None else None
-        self._write_all(there, running.message, places)
+        self._stager.write(there, running.message.block_ids, places)
         if lost:
             extra = [np.arange(span.start, span.stop) for span in lost]
             compute = np.union1d(plan.compute, np.concatenate(extra)).astype(np.int64)
@@ -222,7 +221,7 @@ class WorkerHalf:
             self._choose(running, places)
             if places is not None:
                 started = time.perf_counter()
-                self._write_all(there, running.message, None)
+                self._stager.write(there, running.message.block_ids)
                 running.staging_seconds += time.perf_counter() - started
 
     def _choose(self, running: _RunningPlan, places: npt.NDArray[np.int64] | None) -> None:
@@ -230,58 +229,13 @@ class WorkerHalf:
         started = time.perf_counter()
         plan = running.message.plan
         assert plan.question is not None
-        attention = question_attention(self._forward, running.message, self._key_of, places)
+        attention = question_attention(self._forward, running.message, self._stager.key, places)
         running.question_rows = plan.question.rows.size
         running.chosen = plan.choose(attention)
         running.message = replace(running.message, plan=running.chosen)
         running.slices += 1
         running.compute_seconds += time.perf_counter() - started
 
-    def _stored(self, span: StagedSpan) -> ChunkKv | None:
-        kv = self._store.get(span.handle)
-        return None if kv is None or kv.key.shape[1] < span.source_start + span.stop - span.start else kv
-
     def _why_lost(self, handle: int) -> str:
         reason = self._disk.reason(handle) if self._disk is not None else None
         return reason or "its stored KV was gone when it was read"
-
-    @torch.inference_mode()
-    def _key_of(self, span: StagedSpan, layer: int) -> torch.Tensor | None:
-        """K of one layer of a stored span, turned to its place in the prompt."""
-        kv = self._stored(span)
-        if kv is None:
-            return None
-        rows = slice(span.source_start, span.source_start + span.stop - span.start)
-        key = kv.key[layer, rows].to(self._device, non_blocking=True)
-        spec = self._rotary[layer]
-        return key if spec is None or span.delta == 0 else rotate(key, spec, span.delta)
-
-    def _write_all(
-        self, spans: Iterable[StagedSpan], message: PlanMessage, places: npt.NDArray[np.int64] | None
-    ) -> None:
-        for span in spans:
-            kv = self._stored(span)
-            assert kv is not None
-            positions = np.arange(span.start, span.stop)
-            self._write(span, kv, message.block_ids, positions if places is None else places[positions])
-
-    @torch.inference_mode()
-    def _write(
-        self, span: StagedSpan, kv: ChunkKv, block_ids: npt.NDArray[np.int64], places: npt.NDArray[np.int64]
-    ) -> None:
-        rows = slice(span.source_start, span.source_start + span.stop - span.start)
-        slot_mapping = self._forward.to_device(slots(places, block_ids, self._forward.block_size))
-        value = kv.value[:, rows].to(self._device, non_blocking=True)
-        key = self._rotated(kv.key[:, rows].to(self._device, non_blocking=True), span.delta)
-        for layer in range(len(self._forward.layers)):
-            self._forward.write(layer, key[layer], value[layer], slot_mapping)
-
-    def _rotated(self, key: torch.Tensor, delta: int) -> torch.Tensor:
-        """`key`: [layers, rows, kv_heads, head_size], turned by `delta` positions; the stored tensor is left alone."""
-        first = self._rotary[0]
-        if delta == 0:
-            return key
-        if first is not None and all(spec == first for spec in self._rotary):
-            return rotate(key, first, delta)
-        layers = zip(key, self._rotary, strict=True)
-        return torch.stack([layer if spec is None else rotate(layer, spec, delta) for layer, spec in layers])

@@ -10,8 +10,10 @@ import torch
 from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan
 from cachecraft_rag.reuse.plan import QuestionPass
 from cachecraft_rag.reuse.policies import RepairableChunk
+from cachecraft_rag.vllm import staging
 from cachecraft_rag.vllm import worker_half as module
 from cachecraft_rag.vllm.capture import Recorder
+from cachecraft_rag.vllm.forward import slots as slots_of
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanMessage
 from cachecraft_rag.vllm.worker_half import WorkerHalf
 
@@ -45,7 +47,7 @@ class FakeForward:
         self.places.append([part.placed.tolist() for part in parts])
         ids = torch.from_numpy(np.concatenate([part.token_ids for part in parts])).float()
         rows = ids[:, None, None].expand(-1, HEADS, SIZE)
-        slots = torch.from_numpy(np.concatenate([module.slots(part.placed, part.block_ids, BLOCK) for part in parts]))
+        slots = torch.from_numpy(np.concatenate([slots_of(part.placed, part.block_ids, BLOCK) for part in parts]))
         for layer in range(LAYERS):
             self.recorder.record(layer, rows, rows)
             self.recorder.record_query(rows)
@@ -244,14 +246,14 @@ def test_blocks_below_the_plan_are_left_alone(worker):
 def test_stored_keys_are_never_turned_in_place(worker, monkeypatch):
     stored_piece(worker, 5, 4)
     spec = object()
-    worker._rotary = [spec, spec]
+    worker._stager._rotary = [spec, spec]
     seen = []
 
     def rotate(key, given, delta):
         seen.append((tuple(key.shape), given is spec, delta))
         return key + 0
 
-    monkeypatch.setattr(module, "rotate", rotate)
+    monkeypatch.setattr(staging, "rotate", rotate)
     before = worker._store.get(5).key.clone()
     run_all(worker, message("a", [], end=9, staged=[StagedSpan(5, 0, 5, 9, delta=5)]))
     assert seen == [((LAYERS, 4, HEADS, SIZE), True, 5)]
@@ -260,8 +262,8 @@ def test_stored_keys_are_never_turned_in_place(worker, monkeypatch):
 
 def test_layers_without_rotation_are_left_alone(worker, monkeypatch):
     stored_piece(worker, 5, 4)
-    worker._rotary = [None, object()]
-    monkeypatch.setattr(module, "rotate", lambda key, spec, delta: key + delta)
+    worker._stager._rotary = [None, object()]
+    monkeypatch.setattr(staging, "rotate", lambda key, spec, delta: key + delta)
     monkeypatch.setattr(worker._forward, "write", lambda layer, key, value, slots: rows.append((layer, key[0, 0, 0])))
     rows = []
     run_all(worker, message("a", [], end=9, staged=[StagedSpan(5, 0, 5, 9, delta=5)]))
