@@ -7,7 +7,7 @@ what its recorder was asked for, copies keys, values and queries.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,19 +32,26 @@ class Recorder:
     def __init__(self) -> None:
         self.rows: tuple[CaptureRows, ...] = ()
         self._queries: list[torch.Tensor] | None = None
+        self._layers = 0
 
     @contextmanager
-    def queries(self) -> Iterator[list[torch.Tensor]]:
-        """While it is open, the queries of each layer that runs: [rows, heads, head_size], with RoPE applied."""
-        self._queries = []
+    def queries(self, layers: int) -> Iterator[list[torch.Tensor]]:
+        """While it is open, the queries of the first `layers` layers: [rows, heads, head_size], with RoPE applied.
+
+        A forward inside of it ends there: later layers are not run, and what it would have returned is not needed.
+        """
+        self._queries, self._layers = [], layers
         try:
-            yield self._queries
+            with suppress(_EnoughSeen):
+                yield self._queries
         finally:
             self._queries = None
 
     def record_query(self, query: torch.Tensor) -> None:
         if self._queries is not None:
             self._queries.append(query.clone())
+            if len(self._queries) == self._layers:
+                raise _EnoughSeen
 
     def record(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """`key`, `value`: [rows, kv_heads, head_size] of one layer, key with RoPE applied."""
@@ -52,6 +59,10 @@ class Recorder:
             stop = rows.offset + rows.row_stop - rows.row_start
             rows.target.key[layer, rows.offset : stop].copy_(key[rows.row_start : rows.row_stop])
             rows.target.value[layer, rows.offset : stop].copy_(value[rows.row_start : rows.row_stop])
+
+
+class _EnoughSeen(BaseException):
+    """Ends a forward whose later layers nobody looks at; unlike an `Exception` nothing on its way handles it."""
 
 
 class CapturingImpl:

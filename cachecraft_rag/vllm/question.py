@@ -14,6 +14,11 @@ from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import PlanMessage
 from cachecraft_rag.vllm.versions import tensor_parallel_mean
 
+# Measured on 44 questions with SmolLM2-135M at 15%, mean KL of the first token: 0.24 with `first`; 0.082 with the
+# attention of all rows in all layers, 0.076 with that of the last 16 rows, 0.091 with that of the first half of the layers.
+LAYERS_SEEN = 0.5  # of the model's, from the first on: later ones are not run
+RANKING_ROWS = 16  # the last ones; those before them run to give them their context
+
 Places = npt.NDArray[np.int64]
 KeyOf = Callable[[StagedSpan, int], torch.Tensor | None]
 
@@ -39,7 +44,7 @@ def compact_places(plan: Plan, staged: Sequence[StagedSpan]) -> Places | None:
 def question_attention(
     forward: SelectiveForward, message: PlanMessage, key_of: KeyOf, places: Places | None
 ) -> npt.NDArray[np.float64]:
-    """The attention of the question's rows on every position of the prompt, mean of all layers, shape [plan.end].
+    """The attention of the question's last rows on every position, mean over the layers seen, shape [plan.end].
 
     All staged spans must be in the request's blocks, at `places`. `key_of(span, layer)`: K of a stored span, rotated to
     its place in the prompt, [rows, kv_heads, head_size]; None where its tensors are gone. The softmax is over those
@@ -49,19 +54,19 @@ def question_attention(
     assert plan.question is not None
     rows = plan.question.rows
     part = SlicePart(rows, message.token_ids[rows], message.block_ids, None if places is None else places[rows])
-    with forward.recorder.queries() as queries:
+    with forward.recorder.queries(max(1, int(LAYERS_SEEN * len(forward.layers)))) as queries:
         forward.run([part])
     spans = [span for span in plan.question.keys if key_of(span, 0) is not None]
     attention = np.zeros(plan.end, dtype=np.float64)
     if not spans:
         return attention
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
-    row_positions, key_positions = forward.to_device(rows), forward.to_device(positions)
+    row_positions, key_positions = forward.to_device(rows[-RANKING_ROWS:]), forward.to_device(positions)
     total = torch.zeros(positions.size, dtype=torch.float64)
     for layer, query in enumerate(queries):
         pieces = [piece for span in spans if (piece := key_of(span, layer)) is not None]
         mass = attention_mass(
-            query,
+            query[-RANKING_ROWS:],
             torch.cat(pieces),
             forward.layers[layer].impl.scale,
             row_positions,

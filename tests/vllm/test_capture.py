@@ -71,9 +71,21 @@ def test_queries_are_copied_only_while_they_are_asked_for():
     recorder = Recorder()
     wrapped = CapturingImpl(Impl(), 0, recorder)
     query = torch.ones(3, 1, 2)
-    with recorder.queries() as queries:
+    with recorder.queries(layers=2) as queries:
         layer, output, rest = wrapped.forward("layer", query, "key")
     wrapped.forward("layer", query)
     query.zero_()
     assert (layer, output.sum(), rest) == ("layer", 12, ("key",))
     assert [kept.sum() for kept in queries] == [6]
+
+
+def test_a_forward_ends_where_enough_was_seen():
+    recorder = Recorder()
+    layers = [CapturingImpl(Impl(), index, recorder) for index in range(3)]
+    ran = []
+    with recorder.queries(layers=2) as queries:
+        for layer in layers:
+            ran.append(layer)
+            layer.forward(None, torch.ones(1))
+    assert len(queries) == len(ran) == 2
+    layers[2].forward(None, torch.ones(1))
