@@ -14,8 +14,8 @@ from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import PlanMessage
 from cachecraft_rag.vllm.versions import tensor_parallel_mean
 
-# Measured on 44 questions with SmolLM2-135M at 15%, mean KL of the first token: 0.24 with `first`; 0.082 with the
-# attention of all rows in all layers, 0.076 with that of the last 16 rows, 0.091 with that of the first half of the layers.
+# Mean KL of the first token on 44 questions, SmolLM2-135M at 15%: `first` 0.24; attention of all rows in all layers
+# 0.082, of the last 16 rows 0.076, of all rows in the first half of the layers 0.091.
 LAYERS_SEEN = 0.5  # of the model's, from the first on: later ones are not run
 RANKING_ROWS = 16  # the last ones; those before them run to give them their context
 
