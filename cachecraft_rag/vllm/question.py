@@ -14,9 +14,9 @@ from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import PlanMessage
 from cachecraft_rag.vllm.versions import tensor_parallel_mean
 
-# Mean KL of the first token on 44 questions, SmolLM2-135M at 15%: `first` 0.24; attention of all rows in all layers
-# 0.082, of the last 16 rows 0.076, of all rows in the first half of the layers 0.091.
-LAYERS_SEEN = 0.5  # of the model's, from the first on: later ones are not run
+# Which of the model's layers are looked at, as shares of their number; later ones are not run. docs/decisions/0005 has
+# what was measured.
+LAYERS = (1 / 8, 3 / 8)
 RANKING_ROWS = 16  # the last ones; those before them run to give them their context
 
 Places = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ def compact_places(plan: Plan, staged: Sequence[StagedSpan]) -> Places | None:
 def question_attention(
     forward: SelectiveForward, message: PlanMessage, key_of: KeyOf, places: Places | None
 ) -> npt.NDArray[np.float64]:
-    """The attention of the question's last rows on every position, mean over the layers seen, shape [plan.end].
+    """The attention of the question's last rows on every position, summed over some layers, shape [plan.end].
 
     All staged spans must be in the request's blocks, at `places`. `key_of(span, layer)`: K of a stored span, rotated to
     its place in the prompt, [rows, kv_heads, head_size]; None where its tensors are gone. The softmax is over those
@@ -54,7 +54,8 @@ def question_attention(
     assert plan.question is not None
     rows = plan.question.rows
     part = SlicePart(rows, message.token_ids[rows], message.block_ids, None if places is None else places[rows])
-    with forward.recorder.queries(max(1, int(LAYERS_SEEN * len(forward.layers)))) as queries:
+    first, stop = (round(share * len(forward.layers)) for share in LAYERS)
+    with forward.recorder.queries(max(stop, first + 1)) as queries:
         forward.run([part])
     spans = [span for span in plan.question.keys if key_of(span, 0) is not None]
     attention = np.zeros(plan.end, dtype=np.float64)
@@ -63,7 +64,7 @@ def question_attention(
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
     row_positions, key_positions = forward.to_device(rows[-RANKING_ROWS:]), forward.to_device(positions)
     total = torch.zeros(positions.size, dtype=torch.float64)
-    for layer, query in enumerate(queries):
+    for layer, query in list(enumerate(queries))[first:]:
         pieces = [piece for span in spans if (piece := key_of(span, layer)) is not None]
         mass = attention_mass(
             query[-RANKING_ROWS:],
@@ -75,5 +76,5 @@ def question_attention(
         )
         total += mass.per_key.cpu()
     inside = positions < plan.end
-    attention[positions[inside]] = tensor_parallel_mean(total / len(queries)).numpy()[inside]
+    attention[positions[inside]] = tensor_parallel_mean(total).numpy()[inside]
     return attention
