@@ -12,6 +12,7 @@ from cachecraft_rag.tools import OPEN
 
 _WORDS = re.compile(r"\s*\S+|\s+$")
 _NUMBERS = re.compile(r"-?\d+(?:\.\d+)?")
+_QUOTED = re.compile(r"(?<!\w)'([^'\n]+)'(?!\w)")
 
 
 def words(text: str) -> list[str]:
@@ -33,7 +34,7 @@ def answer_to(prompt: ChunkPrompt, structured: Mapping[str, Any] | None) -> str:
 
 
 def instance(schema: Mapping[str, Any], hint: str, root: Mapping[str, Any] | None = None) -> Any:
-    """The smallest value of a JSON schema; numbers are those of `hint`, in order of the properties."""
+    """The smallest value of a JSON schema; numbers and 'quoted' strings are those of `hint`, in order."""
     return _Instances(schema if root is None else root, hint).of(schema, "value")
 
 
@@ -57,6 +58,7 @@ class _Instances:
     def __init__(self, root: Mapping[str, Any], hint: str) -> None:
         self._root = root
         self._numbers = [float(number) for number in _NUMBERS.findall(hint)]
+        self._strings: list[str] = _QUOTED.findall(hint)
 
     def of(self, schema: Mapping[str, Any], name: str) -> Any:
         if "$ref" in schema:
@@ -88,7 +90,7 @@ class _Instances:
         return self._numbers.pop(0) if self._numbers else float(schema.get("minimum", 1))
 
     def _string(self, _: Mapping[str, Any], name: str) -> str:
-        return f"some {name}"
+        return self._strings.pop(0) if self._strings else f"some {name}"
 
     def _boolean(self, *_: Any) -> bool:
         return True

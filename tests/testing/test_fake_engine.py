@@ -90,9 +90,14 @@ def test_structured_answers_are_instances():
         "required": ["n", "s", "r"],
         "$defs": {"r": {"type": "array", "items": {"enum": ["x"]}}},
     }
-    prompt = ChunkPrompt.chat(["chunk"], "take 7")
-    made = json.loads(FakeEngine().generate(prompt, structured_outputs={"json": schema}).text)
-    assert made == {"n": 7, "s": "some s", "r": ["x"]}
+
+    def made(question):
+        return json.loads(
+            FakeEngine().generate(ChunkPrompt.chat(["chunk"], question), structured_outputs={"json": schema}).text
+        )
+
+    assert made("take 7") == {"n": 7, "s": "some s", "r": ["x"]}
+    assert made("it's 7, isn't it, '你好'?")["s"] == "你好"
 
 
 @pytest.mark.parametrize("choice", ["auto", "any", "add"])
