@@ -1,0 +1,363 @@
+"""`ChatCachecraft`: LangChain's chat model over an engine that reuses the KV of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.documents import Document
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from pydantic import Field, model_validator
+
+from cachecraft_rag.answer import Answer, Delta
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.interface import Engine
+from cachecraft_rag.prompt import ChunkPrompt
+from cachecraft_rag.recover import RecentChunks
+from cachecraft_rag.tools import constraint
+from langchain_cachecraft.answers import PROVIDER, AnswerReader
+from langchain_cachecraft.documents import chunk_of
+from langchain_cachecraft.lazy import LazyEngine
+from langchain_cachecraft.messages import PromptBuilder
+from langchain_cachecraft.structured import (
+    METHODS,
+    Method,
+    call_name,
+    call_parser,
+    json_constraint,
+    json_parser,
+    parsed,
+    traced,
+)
+from langchain_cachecraft.tools import core_choice, core_tools
+
+# Fields that are options of every request; a keyword of the call wins over its field.
+_SAMPLING = (
+    "temperature",
+    "max_tokens",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
+_REUSE = ("policy", "recompute_ratio", "namespace")
+# LangChain's own: they are for its callbacks and its choice between invoke and stream, not for a model.
+_LANGCHAINS_OWN = ("stream", "ls_structured_output_format", "structured_output_format")
+# Standard parameters of LangChain's chat models that say how to reach a server; there is none.
+_OF_SERVERS = frozenset({"timeout", "max_retries", "api_key"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One request, as the engine takes it, and the reader of its answer."""
+
+    prompt: ChunkPrompt
+    options: Mapping[str, Any]
+    reader: AnswerReader = field(repr=False)
+
+
+class ChatCachecraft(BaseChatModel):
+    """A chat model whose prompts may hold chunks: text blocks whose `id` is the id of their text.
+
+    `ChunkPromptTemplate` makes such blocks. What was reused is in `response_metadata["cachecraft"]` of every answer.
+
+    Give `model` (a Hugging Face name or folder), and the engine is started by the first call, or `engine`, one that
+    runs already. Copies (`bind`, `configurable_fields`, `model_copy`) share it. The first call takes some seconds then;
+    `start` can do it ahead. Since the engine is a process of its own, a script must start it under
+    `if __name__ == "__main__":`. `close` ends an engine that was started here, and leaves a given one alone.
+    """
+
+    model: str | None = None
+    engine: Engine | None = Field(default=None, exclude=True, repr=False)
+    engine_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of `EngineConfig` for an engine that is started here: `dtype`, `max_model_len`, `cpu_store_gb`, ..."""
+    base_url: str | None = None
+
+    temperature: float | None = None
+    """None, here and below, stands for the engine's default: greedy, 256 tokens."""
+    max_tokens: int | None = None
+    stop: list[str] | str | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    streaming: bool = False
+
+    policy: str | None = None
+    """Which tokens of reused chunks are recomputed; None, here and below, leaves it to the engine."""
+    recompute_ratio: float | None = None
+    """How many of them: 0 none, 1 all, which is exact."""
+    namespace: str | None = None
+    """Tenant: nothing is shared between two of them."""
+    recover_chunks: bool = False
+    """Find chunks that were retrieved lately (see `remember`) in flat text, for chains that make one string of them."""
+
+    lazy: LazyEngine | None = Field(default=None, exclude=True, repr=False)
+    recent_chunks: RecentChunks = Field(default_factory=RecentChunks, exclude=True, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_names(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            aliases = {option.alias for option in cls.model_fields.values()}
+            unknown = sorted(set(values) - set(cls.model_fields) - aliases - _OF_SERVERS)
+            if unknown:
+                raise InvalidInput(
+                    f"ChatCachecraft has no parameter {', '.join(map(repr, unknown))}: options of the engine go into "
+                    "engine_options={...}, further sampling parameters of vLLM into each call or bind(...)"
+                )
+        return values
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> Self:
+        if self.base_url is not None:
+            raise InvalidInput(
+                f"base_url={self.base_url!r}: remote engines are not supported yet; leave it out, and give model= or "
+                "engine="
+            )
+        if self.engine is None:
+            self._prepare_engine()
+        elif self.engine_options:
+            raise InvalidInput(
+                f"engine_options={self.engine_options!r} cannot change an engine that runs already: give them to it "
+                "when you make it, or give model= in place of engine="
+            )
+        serving = self._model_name
+        if self.model is None:
+            self.model = serving
+        elif self.model != serving:
+            raise InvalidInput(f"model={self.model!r} is not what the engine runs, {serving!r}: leave model out")
+        return self
+
+    def _prepare_engine(self) -> None:
+        if self.model is None:
+            raise InvalidInput("give model=, a model's name or folder, or engine=, one that runs already")
+        try:
+            config = EngineConfig(self.model, **self.engine_options)
+        except TypeError as error:
+            raise InvalidInput(f"engine_options={self.engine_options!r}: {error}") from error
+        if self.lazy is None:
+            self.lazy = LazyEngine(config)
+        elif self.lazy.config != config:  # in a copy
+            raise InvalidInput(
+                f"model={self.model!r} with engine_options={self.engine_options!r} is another engine than the one that "
+                "this copy shares: make a ChatCachecraft of its own for it"
+            )
+
+    @property
+    def _model_name(self) -> str:
+        if self.engine is not None:
+            return self.engine.model_name
+        assert self.lazy is not None
+        return self.lazy.config.model
+
+    def start(self) -> Engine:
+        """The engine, started if it wasn't yet."""
+        if self.engine is not None:
+            return self.engine
+        assert self.lazy is not None
+        return self.lazy.get()
+
+    @property
+    def started_engine(self) -> Engine | None:
+        """The engine, if it runs."""
+        return self.engine if self.lazy is None else self.lazy.made
+
+    def remember(self, documents: Iterable[Document]) -> None:
+        """Chunks to be found in flat text where `recover_chunks` is on; a `ChunkRetriever` with this model does it."""
+        self.recent_chunks.remember(chunk_of(document) for document in documents if document.page_content.strip())
+
+    def close(self) -> None:
+        """End the engine that was started here, for all copies of this model. Safe to call twice."""
+        if self.lazy is not None:
+            self.lazy.close()
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def get_num_tokens(self, text: str) -> int:
+        return self.start().count_tokens(text)
+
+    def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
+        """The tokens of the prompt that these messages make, the model's chat template included."""
+        prompt = PromptBuilder(self._recent).build(messages, core_tools(tools or ()))
+        return self.start().count_tokens(prompt)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        if self.custom_get_token_ids is None:
+            raise NotImplementedError("an engine only counts tokens: use get_num_tokens, or give custom_get_token_ids=")
+        return self.custom_get_token_ids(text)
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: dict[str, Any] | str | bool | None = None,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """`tool_choice`: "auto", "any", "none" or a tool's name. Arguments always follow the schema, strict or not."""
+        offered = core_tools(tools)
+        choice = core_choice(tool_choice, offered)
+        return self.bind(tools=[tool.to_dict() for tool in offered], tool_choice=choice or "none", **kwargs)
+
+    def with_structured_output(  # type: ignore[override]
+        self,
+        schema: dict[str, Any] | type | None = None,
+        *,
+        method: Method = "json_schema",
+        include_raw: bool = False,
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A model that answers with objects of `schema`: a Pydantic class, a TypedDict or a JSON schema.
+
+        "json_schema" and "json_mode" bind the answer to the schema, "function_calling" makes a tool of it, which tells
+        the model of the schema, too. Without a schema "json_mode" gives any JSON object. Answers follow the schema,
+        strict or not.
+        """
+        if method not in METHODS:
+            raise InvalidInput(f"method={method!r} is not supported: give one of {', '.join(METHODS)}")
+        if schema is None and method != "json_mode":
+            raise InvalidInput(f"method={method!r} needs a schema; only 'json_mode' does without")
+        if kwargs:
+            raise InvalidInput(f"with_structured_output has no parameter {', '.join(map(repr, sorted(kwargs)))}")
+        if method == "function_calling":
+            model = self.bind_tools([schema], tool_choice=call_name(schema), **traced(schema, method))
+            return parsed(model, call_parser(schema), include_raw)
+        bound = self.bind(structured_outputs=json_constraint(schema), **traced(schema, method))
+        return parsed(bound, json_parser(schema), include_raw)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        return _result(call, self.start().generate(call.prompt, **call.options))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._call(messages, stop, kwargs)
+        engine = await self._astart()
+        return _result(call, await engine.agenerate(call.prompt, **call.options))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs)
+        stream = cast("Generator[Delta, None, None]", self.start().stream(call.prompt, **call.options))
+        with closing(stream) as deltas:
+            for delta in deltas:
+                yield from _pieces(call, delta)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = self._call(messages, stop, kwargs)
+        engine = await self._astart()
+        stream = cast("AsyncGenerator[Delta, None]", engine.astream(call.prompt, **call.options))
+        async with aclosing(stream) as deltas:
+            async for delta in deltas:
+                for piece in _pieces(call, delta):
+                    yield piece
+
+    async def _astart(self) -> Engine:
+        running = self.started_engine
+        return await asyncio.to_thread(self.start) if running is None else running
+
+    def _call(self, messages: Sequence[BaseMessage], stop: list[str] | None, keywords: Mapping[str, Any]) -> _Call:
+        options = {name: value for name, value in keywords.items() if name not in _LANGCHAINS_OWN}
+        asked = options.pop("model", None)
+        if asked not in (None, self._model_name):
+            raise InvalidInput(f"model={asked!r} is not what the engine runs, {self._model_name!r}: make another model")
+        tools = core_tools(options.pop("tools", None) or ())
+        choice = core_choice(options.pop("tool_choice", None), tools)
+        tools = tools if choice else []
+        if tools:
+            if options.get("structured_outputs") is not None:
+                raise InvalidInput("tools and structured_outputs cannot be asked for in one call: give one of them")
+            options["structured_outputs"] = constraint(tools, choice or "auto")
+        builder = PromptBuilder(self._recent)
+        prompt = builder.build(messages, tools)
+        own = {name: getattr(self, name) for name in (*_SAMPLING, *_REUSE)}
+        defaults = {name: value for name, value in own.items() if value is not None}
+        stops = self.stop if stop is None else stop
+        if stops:
+            options["stop"] = stops
+        return _Call(prompt, {**defaults, **options}, AnswerReader(self._model_name, tools, builder.notes))
+
+    @property
+    def _recent(self) -> RecentChunks | None:
+        return self.recent_chunks if self.recover_chunks else None
+
+    @property
+    def _llm_type(self) -> str:
+        return "cachecraft"
+
+    @property
+    def _identifying_params(self) -> Mapping[str, Any]:
+        own = {name: getattr(self, name) for name in (*_SAMPLING, *_REUSE, "stop", "recover_chunks", "engine_options")}
+        return {"model": self._model_name, **own}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        stops = self.stop if stop is None else stop
+        params = super()._get_ls_params(stop=[stops] if isinstance(stops, str) else stops, **kwargs)
+        params["ls_provider"] = PROVIDER
+        return params
+
+
+def _result(call: _Call, answer: Answer) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=call.reader.whole(answer))])
+
+
+def _pieces(call: _Call, delta: Delta) -> Iterator[ChatGenerationChunk]:
+    piece = call.reader.piece(delta.text)
+    if piece is not None:
+        yield ChatGenerationChunk(message=piece)
+    if delta.answer is not None:
+        yield ChatGenerationChunk(message=call.reader.last(delta.answer))

@@ -1,0 +1,88 @@
+"""LangChain's own suites, on the fake engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import AIMessage
+from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+from cachecraft_rag.testing import FakeEngine
+from langchain_cachecraft import ChatCachecraft, ChunkPromptTemplate, ChunkRetriever
+
+CONTEXT = [Document("Ada keeps seven bees in the old tower."), Document("Hugo lives at the harbour with a parrot.")]
+
+
+class _Fake:
+    @property
+    def chat_model_class(self) -> type[ChatCachecraft]:
+        return ChatCachecraft
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"engine": FakeEngine()}
+
+    @property
+    def supports_model_override(self) -> bool:
+        return False  # an engine runs one model
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+
+class TestUnit(_Fake, ChatModelUnitTests):
+    pass
+
+
+class TestIntegration(_Fake, ChatModelIntegrationTests):
+    @property
+    def supported_usage_metadata_details(self) -> dict[str, list[str]]:  # type: ignore[override]
+        return dict.fromkeys(("invoke", "stream"), ["cache_read_input", "cache_creation_input"])
+
+    def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
+        message = self._ask(ChatCachecraft(**self.chat_model_params), stream)
+        assert message.usage_metadata is not None
+        assert message.usage_metadata["input_token_details"]["cache_creation"] > 0
+        return message
+
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        llm = ChatCachecraft(**self.chat_model_params)
+        self._ask(llm, stream)
+        message = self._ask(llm, stream)
+        assert message.usage_metadata is not None
+        assert message.usage_metadata["input_token_details"]["cache_read"] > 0
+        return message
+
+    def _ask(self, llm: ChatCachecraft, stream: bool) -> AIMessage:
+        prompt = ChunkPromptTemplate.from_template("{context}\n\nWho keeps bees?").invoke({"context": CONTEXT})
+        if not stream:
+            return llm.invoke(prompt)
+        pieces = list(llm.stream(prompt))
+        return sum(pieces[1:], start=pieces[0])
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    @property
+    def retriever_constructor(self) -> type[ChunkRetriever]:
+        return ChunkRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict[str, Any]:
+        store = InMemoryVectorStore(DeterministicFakeEmbedding(size=16))
+        store.add_texts([f"The {number}th text of this test." for number in range(5)])
+        return {"retriever": store.as_retriever(), "llm": ChatCachecraft(engine=FakeEngine())}
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "texts"
+
+
+@pytest.mark.parametrize("suite", [_Fake, TestUnit, TestIntegration, TestRetriever])
+def test_no_standard_test_is_overridden(suite: type) -> None:
+    assert not [name for name in vars(suite) if name.startswith("test_")]
