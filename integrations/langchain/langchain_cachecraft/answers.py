@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall
+from langchain_core.messages import AIMessage, AIMessageChunk, InvalidToolCall, ToolCall, ToolCallChunk
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 
@@ -69,9 +69,9 @@ class AnswerReader:
         if self._calls is None:
             return []
         chunks = []
-        for number, call in enumerate(self._calls.calls[self._told :], start=self._told):
+        for call in self._calls.calls[self._told :]:
             arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-            chunks.append(tool_call_chunk(name=call.name, args=arguments, id=call.id, index=number))
+            chunks.append(_whole_call(name=call.name, args=arguments, id=call.id))
         self._told += len(chunks)
         return chunks
 
@@ -79,10 +79,7 @@ class AnswerReader:
         """With the tag in front: LangChain would complete what was cut off, and take it for a call."""
         if self._calls is None:
             return []
-        return [
-            tool_call_chunk(args=f"{OPEN}\n{call.text}", index=self._told + number)
-            for number, call in enumerate(self._calls.invalid)
-        ]
+        return [_whole_call(args=f"{OPEN}\n{call.text}") for call in self._calls.invalid]
 
     def _metadata(self, answer: Answer) -> dict[str, Any]:
         report: dict[str, Any] = {"chunks": [], "warnings": []} if answer.report is None else answer.report.to_dict()
@@ -99,6 +96,11 @@ class AnswerReader:
         if answer.logprobs is not None:
             metadata["logprobs"] = {"content": _logprobs(answer)}
         return metadata
+
+
+def _whole_call(**fields: str) -> ToolCallChunk:
+    """Without an index, by which LangChain would join it with other blocks: a call is always told at once."""
+    return tool_call_chunk(**fields, index=None)
 
 
 def _usage(usage: Usage) -> UsageMetadata:

@@ -230,7 +230,7 @@ class ChatCachecraft(BaseChatModel):
         choice = core_choice(tool_choice, offered)
         return self.bind(tools=[tool.to_dict() for tool in offered], tool_choice=choice or "none", **kwargs)
 
-    def with_structured_output(  # type: ignore[override]
+    def with_structured_output(
         self,
         schema: dict[str, Any] | type | None = None,
         *,
@@ -247,11 +247,11 @@ class ChatCachecraft(BaseChatModel):
         """
         if method not in METHODS:
             raise InvalidInput(f"method={method!r} is not supported: give one of {', '.join(METHODS)}")
-        if schema is None and method != "json_mode":
-            raise InvalidInput(f"method={method!r} needs a schema; only 'json_mode' does without")
         if kwargs:
             raise InvalidInput(f"with_structured_output has no parameter {', '.join(map(repr, sorted(kwargs)))}")
-        if method == "function_calling":
+        if schema is None and method != "json_mode":
+            raise InvalidInput(f"method={method!r} needs a schema; only 'json_mode' does without")
+        if method == "function_calling" and schema is not None:
             model = self.bind_tools([schema], tool_choice=call_name(schema), **traced(schema, method))
             return parsed(model, call_parser(schema), include_raw)
         bound = self.bind(structured_outputs=json_constraint(schema), **traced(schema, method))

@@ -160,7 +160,8 @@ def _role(message: BaseMessage) -> str:
 def _calls(message: AIMessage) -> list[Part]:
     parts = call_parts([ToolCall(call["name"], call["args"], call["id"] or "") for call in message.tool_calls])
     for call in message.invalid_tool_calls:
-        parts += [Text(f"{OPEN}\n", trusted=True), Text(call["args"] or ""), Text(f"\n{CLOSE}", trusted=True)]
+        body = (call["args"] or "").removeprefix(f"{OPEN}\n")  # there if the call was streamed
+        parts += [Text(f"{OPEN}\n", trusted=True), Text(body), Text(f"\n{CLOSE}", trusted=True)]
     return parts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, Self, cast, overload
 
 from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
-from langchain_core.prompts import BasePromptTemplate, ChatPromptTemplate, MessagesPlaceholder, PromptTemplate
+from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder, PromptTemplate, StringPromptTemplate
 from langchain_core.prompts.base import format_document
 from langchain_core.prompts.chat import MessageLike
 from pydantic import Field
@@ -18,7 +19,8 @@ from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import JOINER
 from langchain_cachecraft.documents import DOCUMENT_ID, chunk_of
 
-_WINDOW = 10  # characters of a sentinel that betray a remainder of it
+_PRIVATE = range(0xE000, 0xF900)  # characters of no meaning, which templates leave alone
+_WINDOW = 2  # of them betray the remainder of a stand-in
 
 
 class ChunkPromptTemplate(ChatPromptTemplate):
@@ -30,7 +32,7 @@ class ChunkPromptTemplate(ChatPromptTemplate):
     of the metadata, as in `create_stuff_documents_chain`; it doesn't become part of the chunk.
     """
 
-    document_prompt: BasePromptTemplate[Any] = Field(
+    document_prompt: StringPromptTemplate = Field(
         default_factory=lambda: PromptTemplate.from_template("{page_content}")
     )
     document_separator: str = JOINER
@@ -82,10 +84,10 @@ class ChunkPromptTemplate(ChatPromptTemplate):
 class _Slots:
     """Stand-ins for documents in one call: random, so that nothing in a text or a template can be taken for one."""
 
-    def __init__(self, document_prompt: BasePromptTemplate[Any], separator: str) -> None:
+    def __init__(self, document_prompt: StringPromptTemplate, separator: str) -> None:
         self._document_prompt = document_prompt
         self._separator = separator
-        self._nonce = "ck" + secrets.token_hex(16)
+        self._nonce = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(8))
         self._placed: list[Document] = []
 
     def place(self, name: str, value: Any) -> Any:
@@ -112,7 +114,7 @@ class _Slots:
 
     def _filled(self, message: BaseMessage) -> BaseMessage:
         content = message.content
-        if self._nonce[:_WINDOW] not in str(content).lower():
+        if self._nonce[:_WINDOW] not in _spelled(content):
             return message
         blocks = [content] if isinstance(content, str) else content
         return message.model_copy(update={"content": [made for block in blocks for made in self._blocks(block)]})
@@ -122,8 +124,8 @@ class _Slots:
         text = block if isinstance(block, str) else block.get("text")
         others = {name: value for name, value in around.items() if name != "text"}
         pieces = re.split(rf"{self._nonce}d([0-9]+)q", text) if isinstance(text, str) else []
-        rest = [*pieces[::2], str(others)]
-        if any(self._nonce[:_WINDOW] in piece.lower() for piece in rest):
+        rest = [*pieces[::2], _spelled(others)]
+        if any(self._nonce[:_WINDOW] in piece for piece in rest):
             raise InvalidInput(
                 "the template cuts, changes or puts elsewhere than into text the text of a document: place the "
                 "variable with the documents as it is, like {context}"
@@ -140,7 +142,7 @@ class _Slots:
 class _Placed(list[Document]):
     """Documents that a template may print as one text or, where it can (jinja2, mustache), walk through."""
 
-    def __init__(self, documents: Iterable[Document], prompt: BasePromptTemplate[Any], separator: str) -> None:
+    def __init__(self, documents: Iterable[Document], prompt: StringPromptTemplate, separator: str) -> None:
         super().__init__(documents)
         self._text = separator.join(format_document(document, prompt) for document in self)
 
@@ -161,6 +163,10 @@ def _chunk_block(document: Document) -> dict[str, Any]:
     if chunk.document_id is not None:
         block["extras"] = {DOCUMENT_ID: chunk.document_id}
     return block
+
+
+def _spelled(content: Any) -> str:
+    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False, default=str)
 
 
 def _placeholders(messages: Sequence[MessageLike]) -> Iterator[str]:

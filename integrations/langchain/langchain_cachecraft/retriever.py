@@ -35,19 +35,24 @@ class ChunkRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._options(kwargs)
-        found = self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **options)
-        return self._returned(found[: options.get("k")])
+        limit, options = self._options(kwargs)
+        return self._returned(self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **options)[:limit])
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._options(kwargs)
+        limit, options = self._options(kwargs)
         found = await self.retriever.ainvoke(query, {"callbacks": run_manager.get_child()}, **options)
-        return self._returned(found[: options.get("k")])
+        return self._returned(found[:limit])
 
-    def _options(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        return keywords if self.k is None else {"k": self.k, **keywords}
+    def _options(self, keywords: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:
+        """The greatest number of documents, and the wrapped retriever's keywords: retrievers skip what they don't know,
+        other runnables don't."""
+        options = keywords if self.k is None else {"k": self.k, **keywords}
+        limit = options.get("k")
+        if not isinstance(self.retriever, BaseRetriever):
+            options = {name: value for name, value in options.items() if name != "k"}
+        return limit, options
 
     def _returned(self, found: Sequence[Document]) -> list[Document]:
         documents: list[Document] = []

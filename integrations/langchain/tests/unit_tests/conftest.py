@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from langchain_cachecraft import ChatCachecraft
 from langchain_core.documents import Document
 
 from cachecraft_rag.testing import FakeEngine
-from langchain_cachecraft import ChatCachecraft
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from langchain_cachecraft import ChatCachecraft, ChunkPromptTemplate, ChunkRetriever
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.messages import AIMessage
@@ -13,7 +14,6 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests, Retriev
 from langchain_tests.unit_tests import ChatModelUnitTests
 
 from cachecraft_rag.testing import FakeEngine
-from langchain_cachecraft import ChatCachecraft, ChunkPromptTemplate, ChunkRetriever
 
 CONTEXT = [Document("Ada keeps seven bees in the old tower."), Document("Hugo lives at the harbour with a parrot.")]
 
@@ -43,7 +43,7 @@ class TestUnit(_Fake, ChatModelUnitTests):
 class TestIntegration(_Fake, ChatModelIntegrationTests):
     @property
     def supported_usage_metadata_details(self) -> dict[str, list[str]]:  # type: ignore[override]
-        return dict.fromkeys(("invoke", "stream"), ["cache_read_input", "cache_creation_input"])
+        return {key: ["cache_read_input", "cache_creation_input"] for key in ("invoke", "stream")}
 
     def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
         message = self._ask(ChatCachecraft(**self.chat_model_params), stream)
