@@ -11,7 +11,7 @@ from langchain_core.documents import Document
 from cachecraft_rag.chunk import Chunk, point_id
 
 CHUNK_ID, DOCUMENT_ID = "chunk_id", "document_id"  # keys of the metadata
-_SOURCE = "source"  # LangChain's loaders put the file's name there
+SOURCE = "source"  # where LangChain's loaders put the file's name
 _STORES_OWN = ("_id", "_collection_name")  # what langchain-qdrant adds to the metadata of what it finds
 
 
@@ -22,7 +22,7 @@ def document_id_of(document: Document) -> str | None:
     """
     if document.metadata.get(DOCUMENT_ID) is not None:
         return str(document.metadata[DOCUMENT_ID])
-    source = document.metadata.get(_SOURCE)
+    source = document.metadata.get(SOURCE)
     if source is None:
         return None
     return os.path.realpath(str(source)) if os.path.isfile(str(source)) else str(source)  # noqa: PTH113

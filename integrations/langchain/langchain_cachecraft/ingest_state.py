@@ -14,13 +14,16 @@ from typing import Any
 from langchain_core.documents import Document
 
 from cachecraft_rag.errors import InvalidInput
+from langchain_cachecraft.documents import SOURCE
 
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One chunk of a document in the vector store. `metadata`: sha256 of what was stored beside the text."""
+    """One chunk of a document in the vector store. `metadata`: sha256 of what was stored beside the text; how the source
+    was spelled, from which folder, has no say.
+    """
 
     chunk_id: str
     metadata: str
@@ -73,7 +76,8 @@ class IngestState:
 
 
 def point_of(document: Document, chunk_id: str) -> Point:
-    text = json.dumps(document.metadata, sort_keys=True, default=str, ensure_ascii=False)
+    said = {name: value for name, value in document.metadata.items() if name != SOURCE}
+    text = json.dumps(said, sort_keys=True, default=str, ensure_ascii=False)
     return Point(chunk_id, hashlib.sha256(text.encode()).hexdigest())
 
 

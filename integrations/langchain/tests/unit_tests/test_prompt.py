@@ -176,9 +176,7 @@ def test_mixed_lists_are_refused(documents: list[Document]) -> None:
         ChunkPromptTemplate.from_template("{context}").format_messages(context=[documents[0], "text"])
 
 
-@pytest.mark.parametrize(
-    "template", ["{context:.20}", "{{ context | upper }}", "{{ context | string | truncate(9) }}"]
-)
+@pytest.mark.parametrize("template", ["{context:.20}", "{{ context | upper }}", "{{ context | string | truncate(9) }}"])
 def test_a_template_that_changes_a_text_is_refused(documents: list[Document], template: str) -> None:
     kind: Any = "jinja2" if "{{" in template else "f-string"
     prompt = ChunkPromptTemplate.from_messages([("human", template)], template_format=kind)
