@@ -36,8 +36,9 @@ test-slow: lint model ## lint, then every test (downloads a second model)
 
 # Apart from each other: the frameworks' own suites want other options, and each has an engine of its own.
 test-integrations: model
-	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/unit_tests
-	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/engine_tests
+	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) --benchmark-disable \
+		--disable-socket --allow-unix-socket tests/unit_tests
+	cd integrations/langchain && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) --benchmark-disable tests/engine_tests
 	cd integrations/llamaindex && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/unit_tests
 	cd integrations/llamaindex && ../../.venv/bin/python -m pytest $(PYTEST_ARGS) tests/engine_tests
 

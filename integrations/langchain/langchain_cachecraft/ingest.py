@@ -117,7 +117,7 @@ class ChunkIngestor:
             prewarmed = PrewarmReport()
             if plan.chunks:
                 prewarmed = await engine.aprewarm(plan.chunks, namespace=self._namespace)
-        return self._finish(plan, added, dropped, prewarmed)
+        return await asyncio.to_thread(self._finish, plan, added, dropped, prewarmed)
 
     def _plan(self, documents: Sequence[Document], cleanup: str) -> IngestPlan:
         if cleanup not in ("incremental", "full"):

@@ -21,8 +21,9 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One chunk of a document in the vector store. `metadata`: sha256 of what was stored beside the text; how the source
-    was spelled, from which folder, has no say.
+    """One chunk of a document in the vector store.
+
+    `metadata`: sha256 of what was stored beside the text, without the source, which is spelled in many ways.
     """
 
     chunk_id: str
