@@ -26,7 +26,7 @@ def main() -> None:
         print("again:", ingestor.ingest(documents, progress=False))
         print("one is gone:", ingestor.ingest(documents[1:], cleanup="full", progress=False))
         retriever = ChunkRetriever(retriever=store.as_retriever(search_kwargs={"k": 3}), llm=llm)
-        question = "How many years is the warranty?"
+        question = "How long does a BP-24 pack last?"
         answer = llm.invoke(PROMPT.invoke({"context": retriever.invoke(question), "input": question}))
         print(answer.text)
         print(answer.response_metadata["cachecraft"]["totals"])

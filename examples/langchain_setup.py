@@ -13,7 +13,7 @@ from langchain_text_splitters import RecursiveCharacterTextSplitter
 from cachecraft_rag.demo.defaults import MODEL, fitting_dtype, handbook_folder, model_folder
 from cachecraft_rag.demo.retrieval import SentenceEmbedder
 
-SPLITTER = RecursiveCharacterTextSplitter(chunk_size=600, chunk_overlap=0)
+SPLITTER = RecursiveCharacterTextSplitter(chunk_size=1000, chunk_overlap=0)
 
 
 def open_llm() -> ChatCachecraft:

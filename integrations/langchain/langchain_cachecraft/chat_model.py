@@ -58,7 +58,7 @@ _REUSE = ("policy", "recompute_ratio", "namespace")
 # LangChain's own: they are for its callbacks and its choice between invoke and stream, not for a model.
 _LANGCHAINS_OWN = ("stream", "ls_structured_output_format", "structured_output_format")
 # Standard parameters of LangChain's chat models that say how to reach a server; there is none.
-_OF_SERVERS = frozenset({"timeout", "max_retries"})
+_OF_SERVERS = frozenset({"timeout", "max_retries", "api_key"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import langchain_cachecraft
 import pytest
 from langchain_cachecraft import ChatCachecraft
 
@@ -41,6 +42,21 @@ def test_there_are_five() -> None:
         "langchain_retrieval_chain.py",
     ]
     assert all(len((EXAMPLES / script).read_text().splitlines()) < 60 for script in SCRIPTS)
+
+
+def test_the_example_of_the_readme(
+    engine: ChunkEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
+    [code] = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+
+    def open_llm(model: str, **options: int) -> ChatCachecraft:
+        assert model == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        return ChatCachecraft(engine=engine, **options)
+
+    monkeypatch.setattr(langchain_cachecraft, "ChatCachecraft", open_llm, raising=False)
+    exec(code, {"__name__": "__main__"})
+    assert "'hits': 2" in capsys.readouterr().out
 
 
 def test_lcel(run) -> None:
