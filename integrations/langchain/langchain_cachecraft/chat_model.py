@@ -6,21 +6,19 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.base import LangSmithParams
-from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from cachecraft_rag.answer import Answer, Delta
-from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.interface import Engine
 from cachecraft_rag.prompt import ChunkPrompt
@@ -28,7 +26,7 @@ from cachecraft_rag.recover import RecentChunks
 from cachecraft_rag.tools import constraint
 from langchain_cachecraft.answers import PROVIDER, AnswerReader
 from langchain_cachecraft.documents import chunk_of
-from langchain_cachecraft.lazy import LazyEngine
+from langchain_cachecraft.engine_owner import EngineOwner
 from langchain_cachecraft.messages import PromptBuilder
 from langchain_cachecraft.structured import (
     METHODS,
@@ -57,8 +55,6 @@ _SAMPLING = (
 _REUSE = ("policy", "recompute_ratio", "namespace")
 # LangChain's own: they are for its callbacks and its choice between invoke and stream, not for a model.
 _LANGCHAINS_OWN = ("stream", "ls_structured_output_format", "structured_output_format")
-# Standard parameters of LangChain's chat models that say how to reach a server; there is none.
-_OF_SERVERS = frozenset({"timeout", "max_retries", "api_key"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class _Call:
     reader: AnswerReader = field(repr=False)
 
 
-class ChatCachecraft(BaseChatModel):
+class ChatCachecraft(EngineOwner):
     """A chat model whose prompts may hold chunks: text blocks whose `id` is the id of their text.
 
     `ChunkPromptTemplate` makes such blocks. What was reused is in `response_metadata["cachecraft"]` of every answer.
@@ -80,12 +76,6 @@ class ChatCachecraft(BaseChatModel):
     `start` can do it ahead. Since the engine is a process of its own, a script must start it under
     `if __name__ == "__main__":`. `close` ends an engine that was started here, and leaves a given one alone.
     """
-
-    model: str | None = None
-    engine: Engine | None = Field(default=None, exclude=True, repr=False)
-    engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of `EngineConfig` for an engine that is started here: `dtype`, `max_model_len`, `cpu_store_gb`, ..."""
-    base_url: str | None = None
 
     temperature: float | None = None
     """None, here and below, stands for the engine's default: greedy, 256 tokens."""
@@ -109,100 +99,11 @@ class ChatCachecraft(BaseChatModel):
     recover_chunks: bool = False
     """Find chunks that were retrieved lately (see `remember`) in flat text, for chains that make one string of them."""
 
-    lazy: LazyEngine | None = Field(default=None, exclude=True, repr=False)
     recent_chunks: RecentChunks = Field(default_factory=RecentChunks, exclude=True, repr=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_names(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            aliases = {option.alias for option in cls.model_fields.values()}
-            unknown = sorted(set(values) - set(cls.model_fields) - aliases - _OF_SERVERS)
-            if unknown:
-                raise InvalidInput(
-                    f"ChatCachecraft has no parameter {', '.join(map(repr, unknown))}: options of the engine go into "
-                    "engine_options={...}, further sampling parameters of vLLM into each call or bind(...)"
-                )
-        return values
-
-    @model_validator(mode="after")
-    def _one_engine(self) -> Self:
-        if self.base_url is not None:
-            raise InvalidInput(
-                f"base_url={self.base_url!r}: remote engines are not supported yet; leave it out, and give model= or "
-                "engine="
-            )
-        if self.engine is None:
-            self._prepare_engine()
-        elif self.engine_options:
-            raise InvalidInput(
-                f"engine_options={self.engine_options!r} cannot change an engine that runs already: give them to it "
-                "when you make it, or give model= in place of engine="
-            )
-        serving = self._model_name
-        if self.model is None:
-            self.model = serving
-        elif self.model != serving:
-            raise InvalidInput(f"model={self.model!r} is not what the engine runs, {serving!r}: leave model out")
-        return self
-
-    def _prepare_engine(self) -> None:
-        if self.model is None:
-            raise InvalidInput("give model=, a model's name or folder, or engine=, one that runs already")
-        try:
-            config = EngineConfig(self.model, **self.engine_options)
-        except TypeError as error:
-            raise InvalidInput(f"engine_options={self.engine_options!r}: {error}") from error
-        if self.lazy is None:
-            self.lazy = LazyEngine(config)
-        elif self.lazy.config != config:  # in a copy
-            raise InvalidInput(
-                f"model={self.model!r} with engine_options={self.engine_options!r} is another engine than the one that "
-                "this copy shares: make a ChatCachecraft of its own for it"
-            )
-
-    @property
-    def _model_name(self) -> str:
-        if self.engine is not None:
-            return self.engine.model_name
-        assert self.lazy is not None
-        return self.lazy.config.model
-
-    def start(self) -> Engine:
-        """The engine, started if it wasn't yet."""
-        if self.engine is not None:
-            return self.engine
-        assert self.lazy is not None
-        return self.lazy.get()
-
-    @property
-    def started_engine(self) -> Engine | None:
-        """The engine, if it runs."""
-        return self.engine if self.lazy is None else self.lazy.made
 
     def remember(self, documents: Iterable[Document]) -> None:
         """Chunks to be found in flat text where `recover_chunks` is on; a `ChunkRetriever` with this model does it."""
         self.recent_chunks.remember(chunk_of(document) for document in documents if document.page_content.strip())
-
-    def close(self) -> None:
-        """End the engine that was started here, for all copies of this model. Safe to call twice."""
-        if self.lazy is not None:
-            self.lazy.close()
-
-    async def aclose(self) -> None:
-        await asyncio.to_thread(self.close)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def get_num_tokens(self, text: str) -> int:
         return self.start().count_tokens(text)

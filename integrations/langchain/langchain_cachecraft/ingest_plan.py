@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
-from langchain_cachecraft.documents import chunk_of, document_id_of, stored_key, with_chunk_id
+from langchain_cachecraft.documents import chunk_of, document_id_of, with_chunk_id
 from langchain_cachecraft.ingest_state import IngestState, Point, point_of
 
 
@@ -56,7 +56,7 @@ def plan_ingestion(
     for piece in pieces:
         chunk = chunk_of(piece)
         document = with_chunk_id(piece, chunk)
-        key = str(stored_key(document))
+        key = str(document.id)
         placed.setdefault(key, (document, chunk))
         now.setdefault(_name(piece), {})[key] = point_of(placed[key][0], chunk.id)
     kept = {} if full else {name: points for name, points in before.documents.items() if name not in now}
