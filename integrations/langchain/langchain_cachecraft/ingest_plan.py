@@ -30,8 +30,8 @@ class IngestPlan:
     state: IngestState
 
     def to_add(self, stored: Iterable[str]) -> list[Document]:
-        """What must be embedded: all that is changed or, whatever the state says, not in the vector store."""
-        known = set(stored) - self.changed
+        """What must be embedded. `stored`: which of `unchanged` really are in the vector store."""
+        known = set(stored)
         return [document for key, (document, _) in self.pieces.items() if key not in known]
 
     @property

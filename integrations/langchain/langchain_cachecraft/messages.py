@@ -54,7 +54,7 @@ class PromptBuilder:
 
     def __init__(self, recent: RecentChunks | None = None) -> None:
         self.notes: list[str] = []
-        self._recent = recent
+        self._split: Split = _whole if recent is None else recent.split
 
     def build(self, messages: Sequence[BaseMessage], tools: Sequence[Tool] = ()) -> ChunkPrompt:
         """Raises `InvalidInput` for content that is not text, naming its type."""
@@ -69,7 +69,7 @@ class PromptBuilder:
     def _turn(self, message: BaseMessage) -> dict[str, Any]:
         role = _role(message)
         if not isinstance(message, AIMessage):
-            return {"role": role, "content": self._parts(message, self._recent.split if self._recent else _whole)}
+            return {"role": role, "content": self._parts(message, self._split)}
         calls = _calls(message)
         parts = self._parts(message, _whole)
         return {"role": role, "content": [*parts, "\n", *calls] if parts and calls else [*parts, *calls]}
@@ -87,9 +87,9 @@ class PromptBuilder:
         """Finds the documents of a retriever's artifact in the text that was made of them."""
         artifact = getattr(message, "artifact", None)
         documents = [artifact] if isinstance(artifact, Document) else artifact
-        if not isinstance(documents, list) or not all(isinstance(document, Document) for document in documents):
-            return self._recent.split if self._recent else _whole
-        known = RecentChunks(capacity=max(len(documents), 1), min_chars=1)
+        if not documents or not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
+            return self._split
+        known = RecentChunks(capacity=len(documents), min_chars=1)
         known.remember(chunk_of(document) for document in documents if document.page_content.strip())
 
         def split(text: str) -> list[str | Chunk]:

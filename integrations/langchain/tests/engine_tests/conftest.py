@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from langchain_cachecraft import ChatCachecraft
@@ -53,19 +55,37 @@ def llm(engine: ChunkEngine) -> ChatCachecraft:
 
 
 @pytest.fixture
-def all_blocks_are_free(engine: ChunkEngine) -> Iterator[None]:
-    """After the test a plain prompt that needs nearly all blocks is answered: it would hang where any leaked."""
-    yield
-    prompt = ChunkPrompt.from_parts(["x" + " a" * (MAX_MODEL_LEN - 10)])
-    answer = engine.submit(prompt, reuse=False, fresh=True, max_tokens=2).result(timeout=120)
-    assert len(answer.token_ids) == 2
-    assert engine.check() == []
+def all_blocks_are_free(engine: ChunkEngine) -> Callable[[], None]:
+    """A plain prompt that needs nearly all blocks there are is answered: it would wait where any leaked."""
+
+    def check() -> None:
+        prompt = ChunkPrompt.from_parts(["x" + " a" * (MAX_MODEL_LEN - 10)])
+        answer = engine.submit(prompt, reuse=False, fresh=True, max_tokens=2).result(timeout=120)
+        assert len(answer.token_ids) == 2
+        assert engine.check() == []
+
+    return check
+
+
+@pytest.fixture
+def aborted(engine: ChunkEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Requests that vLLM was told to abort, once `all_blocks_are_free` has been asked."""
+    ids: list[str] = []
+    llm: Any = engine._client.requests._llm
+    abort = llm.abort
+
+    async def counted(request_id: str, **options: Any) -> None:
+        ids.append(request_id)
+        await abort(request_id, **options)
+
+    monkeypatch.setattr(llm, "abort", counted)
+    return ids
 
 
 @pytest.fixture
 def documents(request: pytest.FixtureRequest) -> list[Document]:
     """Four that no other test uses, of some 90 tokens each."""
-    seed = sum(request.node.nodeid.encode()) * 10
+    seed = zlib.crc32(request.node.nodeid.encode())
     return [
         Document(passage(seed + number, 3).text, metadata={"source": f"{request.node.name}-{number}"})
         for number in range(4)

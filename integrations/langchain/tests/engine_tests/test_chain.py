@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,24 +118,34 @@ def test_stop(llm: ChatCachecraft, asked: Any) -> None:
     assert message.response_metadata["stop_reason"] == stop
 
 
-@pytest.mark.usefixtures("all_blocks_are_free")
-def test_a_stream_that_is_left_frees_its_blocks(llm: ChatCachecraft, documents: list[Document]) -> None:
+def test_a_stream_that_is_left_frees_its_blocks(
+    llm: ChatCachecraft, documents: list[Document], all_blocks_are_free: Callable[[], None], aborted: list[str]
+) -> None:
     endless = PROMPT | llm.bind(max_tokens=1000, ignore_eos=True)
     for document in documents:
         stream = endless.stream({"context": [document], "question": "Who?"})
         next(stream)
         stream.close()
+    all_blocks_are_free()
+    assert len(set(aborted)) == 4
 
 
-@pytest.mark.usefixtures("all_blocks_are_free")
-async def test_async_streams_that_are_left_and_cancelled_tasks_free_their_blocks(
-    llm: ChatCachecraft, documents: list[Document]
+async def test_an_async_stream_that_is_left_frees_its_blocks(
+    llm: ChatCachecraft, documents: list[Document], all_blocks_are_free: Callable[[], None], aborted: list[str]
 ) -> None:
-    endless = PROMPT | llm.bind(max_tokens=1000, ignore_eos=True)
+    endless = PROMPT | llm.bind(max_tokens=1000, ignore_eos=True) | StrOutputParser()
     for document in documents:
-        stream = (endless | StrOutputParser()).astream({"context": [document], "question": "Who?"})
+        stream = endless.astream({"context": [document], "question": "Who?"})
         await anext(stream)
         await stream.aclose()
+    await asyncio.to_thread(all_blocks_are_free)
+    assert len(set(aborted)) == 4
+
+
+async def test_cancelled_tasks_free_their_blocks(
+    llm: ChatCachecraft, documents: list[Document], all_blocks_are_free: Callable[[], None], aborted: list[str]
+) -> None:
+    endless = PROMPT | llm.bind(max_tokens=1000, ignore_eos=True)
     tasks = [
         asyncio.ensure_future(endless.ainvoke({"context": [document], "question": "Who?"})) for document in documents
     ]
@@ -143,6 +154,8 @@ async def test_async_streams_that_are_left_and_cancelled_tasks_free_their_blocks
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+    await asyncio.to_thread(all_blocks_are_free)
+    assert len(set(aborted)) == 4
 
 
 async def test_an_unknown_keyword_is_named_and_the_engine_goes_on(llm: ChatCachecraft) -> None:

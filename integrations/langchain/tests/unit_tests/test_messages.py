@@ -172,7 +172,8 @@ def test_recovery_looks_at_all_but_the_models_own_turns() -> None:
     recent = RecentChunks(min_chars=1)
     recent.remember([Chunk("one text")])
     flat = "Read: one text\n\nWho?"
-    messages = [SystemMessage(flat), HumanMessage(flat), AIMessage(flat), ToolMessage(flat, tool_call_id="1")]
+    result = ToolMessage(flat, tool_call_id="1", artifact=[])
+    messages = [SystemMessage(flat), HumanMessage(flat), AIMessage(flat), result]
     prompt = PromptBuilder(recent).build(messages)
     assert [text for _, text in shape(prompt)] == [
         "Read: [one text]Who?",
