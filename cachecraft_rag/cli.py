@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cachecraft_rag.cli_store import store_app
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
 INEXACT = 1
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 app.add_typer(bench_app, name="bench")
+app.add_typer(store_app, name="store")
 
 
 def _output(path: Path | None) -> Path | None:
@@ -115,14 +117,30 @@ def ask(
 
 
 @app.command()
-def prewarm(docs: Docs, model: Model = "smollm2-135m", dtype: DType = "auto", json_file: Json = None) -> None:
-    """Chunk a folder and compute its caches once: what would be stored, how large, how long, and what is refused.
+def prewarm(
+    docs: Annotated[Path | None, typer.Option(help="Folder of .md and .txt files.")] = None,
+    jsonl: Annotated[
+        Path | None, typer.Option(help="Instead: JSON lines with `text` and, if any, `document_id`.")
+    ] = None,
+    store_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps the caches for every later process; made where there is none."),
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="The tenant that they are for.")] = None,
+    model: Model = "smollm2-135m",
+    dtype: DType = "auto",
+    json_file: Json = None,
+) -> None:
+    """Compute the caches of documents once, into a folder. What is there already is not computed again.
 
-    The caches live in the memory of this process and go with it.
+    Without --store-dir it says what would be stored, how large, how long, and what is refused.
     """
-    from cachecraft_rag.demo.run import Setup, prewarm_folder
+    from cachecraft_rag.demo.run import Setup, prewarm_documents
 
-    prewarm_folder(Setup(docs, model, dtype, json_file=json_file), docs)
+    if (docs is None) == (jsonl is None):
+        raise InvalidInput("give --docs DIR or --jsonl FILE, one of them")
+    setup = Setup(docs, model, dtype, json_file=json_file, store_dir=store_dir, namespace=namespace)
+    prewarm_documents(setup, jsonl)
 
 
 @app.command()
@@ -167,6 +185,25 @@ def speed(
         progress=sys.stderr.isatty(),
     )
     _finish(result, json_file)
+
+
+@bench_app.command()
+def eviction(
+    passages: Annotated[Path | None, typer.Option(help="JSON lines with `text`: retrieve from these, too.")] = None,
+    questions: Annotated[Path | None, typer.Option(help="JSON lines with `question`, for the passages.")] = None,
+    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")] = 5,
+    json_file: Json = None,
+) -> None:
+    """Hit rates of eviction policies over streams of questions; needs no model."""
+    from cachecraft_rag.bench.eviction import bench_eviction
+    from cachecraft_rag.bench.streams import retrieved, skewed
+
+    if (passages is None) != (questions is None):
+        raise InvalidInput("give --passages and --questions together")
+    streams = [skewed(3000, 500, k, drift=drift) for drift in (False, True)]
+    if passages is not None and questions is not None:
+        streams += [retrieved(passages, questions, k, shuffled=shuffled) for shuffled in (False, True)]
+    _finish(bench_eviction(streams), json_file)
 
 
 def _finish(result: Any, json_file: Path | None) -> None:

@@ -81,7 +81,7 @@ class EngineConfig:
     # GiB of that folder, of all models together.
     disk_store_gb: float = field(default_factory=_from_environment(DISK_STORE_GB_VARIABLE, 20.0, _gib))
     read_only: bool = False  # use what is stored, store nothing, in memory or on disk
-    eviction: Eviction = "lru"  # what leaves first: what was used longest ago, or what saved least (see store.eviction)
+    eviction: Eviction = "score"  # what leaves first: what saved least lately, or what was used longest ago
     namespace: str = "default"  # tenant: nothing is shared between two of them
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.

@@ -47,7 +47,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(speed_module, "bench_speed", recorder("speed"))
     monkeypatch.setattr(run_module, "run_demo", recorder("demo"))
     monkeypatch.setattr(run_module, "ask_once", recorder("ask"))
-    monkeypatch.setattr(run_module, "prewarm_folder", recorder("prewarm"))
+    monkeypatch.setattr(run_module, "prewarm_documents", recorder("prewarm"))
     return found
 
 
@@ -131,8 +131,23 @@ def test_ask(invoke, calls, tmp_path):
 
 def test_prewarm(invoke, calls, tmp_path):
     assert invoke("prewarm", "--docs", tmp_path, "--model", "m", "--dtype", "float32").exit_code == 0
-    (setup, docs), _ = calls["prewarm"]
-    assert (setup.model, setup.dtype, docs) == ("m", "float32", tmp_path)
+    (setup, jsonl), _ = calls["prewarm"]
+    assert (setup.model, setup.dtype, setup.docs, setup.store_dir, jsonl) == ("m", "float32", tmp_path, None, None)
+
+
+def test_prewarm_of_lines_into_a_store(invoke, calls, tmp_path):
+    store, lines = tmp_path / "store", tmp_path / "lines.jsonl"
+    assert invoke("prewarm", "--jsonl", lines, "--store-dir", store, "--namespace", "t").exit_code == 0
+    (setup, jsonl), _ = calls["prewarm"]
+    assert (setup.docs, setup.store_dir, setup.namespace, jsonl) == (None, store, "t", lines)
+
+
+def test_prewarm_takes_one_source(invoke, calls, tmp_path):
+    for arguments in ((), ("--docs", tmp_path, "--jsonl", tmp_path)):
+        result = invoke("prewarm", *arguments)
+        assert result.exit_code == 2
+        assert "--jsonl" in result.output
+    assert "prewarm" not in calls
 
 
 @pytest.mark.parametrize("command", [("verify", "m"), ("bench", "speed", "--model", "m")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,32 @@ def load_folder(folder: str | Path, *, max_words: int = MAX_WORDS) -> list[Chunk
         found = f"{len(visible)} .md and .txt files there hold no text" if visible else "it holds no .md or .txt file"
         raise InvalidInput(f"nothing to read in the folder {str(root)!r}: {found}")
     return chunks
+
+
+def load_lines(path: Path) -> list[Chunk]:
+    """The chunks of a file of JSON lines: `text`, and `document_id` where there is one. Nothing is split."""
+    chunks: list[Chunk] = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            document = fields.get("document_id")
+            chunks.append(Chunk(fields["text"], None if document is None else str(document)))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise InvalidInput(
+                f'line {number} of {path} is not a chunk ({error!r}): give one JSON object a line, {{"text": ...}}'
+            ) from error
+    if not chunks:
+        raise InvalidInput(f"{path} holds no lines: give one JSON object a line")
+    return chunks
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path} cannot be read ({error}): give a file of JSON lines") from error
 
 
 def split_document(text: str, document_id: str, *, max_words: int = MAX_WORDS) -> list[Chunk]:

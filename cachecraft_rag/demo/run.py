@@ -19,7 +19,7 @@ from cachecraft_rag.demo.defaults import (
     handbook_folder,
     model_folder,
 )
-from cachecraft_rag.demo.documents import load_folder
+from cachecraft_rag.demo.documents import load_folder, load_lines
 from cachecraft_rag.demo.questions import Question, load_questions
 from cachecraft_rag.reuse import get_policy
 
@@ -37,7 +37,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all three commands take. None stands for the engine's own default; `docs` None for the handbook."""
+    """What the commands take. None stands for the engine's own default; `docs` None for the handbook."""
 
     docs: Path | None = None
     model: str = MODEL
@@ -47,6 +47,8 @@ class Setup:
     k: int = CHUNKS_PER_QUESTION
     json_file: Path | None = None
     html_file: Path | None = None
+    store_dir: Path | None = None
+    namespace: str | None = None
 
 
 def run_demo(setup: Setup, questions: Sequence[Question], ask_user: AskUser | None = None) -> Summary | None:
@@ -104,13 +106,15 @@ def ask_once(setup: Setup, docs: Path, question: str, *, prewarm: bool, max_toke
         setup.html_file.write_text(page, encoding="utf-8")
 
 
-def prewarm_folder(setup: Setup, docs: Path) -> None:
+def prewarm_documents(setup: Setup, jsonl: Path | None = None) -> None:
+    """Of the folder `setup.docs`, or of the lines of `jsonl`."""
     from cachecraft_rag.demo import show
 
     _check_options(setup)
     console = show.make_console()
-    chunks = load_folder(docs)
-    _say_loaded(docs, chunks, console)
+    source = jsonl or setup.docs or handbook_folder()
+    chunks = load_lines(source) if jsonl is not None else load_folder(source)
+    _say_loaded(source, chunks, console)
     with started_engine(setup, console) as engine:
         report = prewarm_chunks(engine, chunks, console)
         stats = engine.stats()
@@ -174,14 +178,25 @@ def prewarm_chunks(engine: ChunkEngine, chunks: Sequence[Chunk], console: Consol
     stats = engine.stats()
     used, capacity = stats["used_bytes"], stats["capacity_bytes"]
     console.print(f"prewarmed: {report}", highlight=False, markup=False)
-    console.print(f"the store holds {used / _GIB:.2f} of {capacity / _GIB:.2f} GiB", highlight=False)
+    console.print(f"memory holds {used / _GIB:.2f} of {capacity / _GIB:.2f} GiB", highlight=False)
+    if engine.config.store_dir is not None:
+        disk = stats["disk_bytes"] / _GIB
+        console.print(
+            f"{engine.config.store_dir} holds {disk:.2f} of {engine.config.disk_store_gb:.2f} GiB", highlight=False
+        )
     if stats.get("evicted"):
         console.print(f"[yellow]{stats['evicted']} chunks had to leave again: set CACHECRAFT_CPU_STORE_GB to more[/]")
     return report
 
 
 def _options(setup: Setup) -> dict[str, Any]:
-    given = {"dtype": setup.dtype, "policy": setup.policy, "recompute_ratio": setup.ratio}
+    given = {
+        "dtype": setup.dtype,
+        "policy": setup.policy,
+        "recompute_ratio": setup.ratio,
+        "store_dir": setup.store_dir,
+        "namespace": setup.namespace,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -28,7 +28,7 @@ from cachecraft_rag.store.owners import owners_path, read_owners
 
 ENTRY_SUFFIX = ".safetensors"
 PARTIAL_SUFFIX = ".partial"
-_MODEL_FILE = "model.json"
+MODEL_FILE = "model.json"
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +76,19 @@ class StoreDirectory:
         """The folders of all models."""
         return sorted(path for path in self.root.iterdir() if path.is_dir())
 
-    def add_model(self, name: str, description: str) -> Path:
-        """The folder of one model; `description` is for people."""
+    def add_model(self, name: str, description: str | None) -> Path:
+        """The folder of one model; `description` is for people, None where it is not known."""
         folder = self.root / name
-        if self.read_only or (folder / _MODEL_FILE).exists():
+        if self.read_only:
             return folder
-        content = description.encode()
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            with self.writing(folder / _MODEL_FILE, len(content)) as unfinished:
-                unfinished.file.write(content)
+            if description is not None and not (folder / MODEL_FILE).exists():
+                content = description.encode()
+                with self.writing(folder / MODEL_FILE, len(content)) as unfinished:
+                    unfinished.file.write(content)
         except OSError as error:
-            logger.warning("%s cannot be written: %s", folder / _MODEL_FILE, error.strerror)
+            logger.warning("%s cannot be written: %s", folder, error.strerror)
         return folder
 
     def used_bytes(self) -> int:
@@ -100,9 +101,9 @@ class StoreDirectory:
     def recount(self) -> int:
         """Count all files, and note the sum unless read-only."""
         if self.read_only:
-            return self._count()
+            return self.counted_bytes()
         with self.locked():
-            used = self._count()
+            used = self.counted_bytes()
             self._note(used)
         return used
 
@@ -154,9 +155,10 @@ class StoreDirectory:
         """Remove what dead writers left behind; returns the files that went."""
         with self.locked():
             partial = [path for folder in self.models() for path in folder.glob(f"*{PARTIAL_SUFFIX}")]
-            return self.remove([path for path in partial if _is_abandoned(path)])
+            return self.remove([path for path in partial if is_abandoned(path)])
 
-    def _count(self) -> int:
+    def counted_bytes(self) -> int:
+        """What there is, whatever was noted."""
         return sum(_size(path) for folder in self.models() for path in folder.iterdir())
 
     def _note(self, used: int) -> None:
@@ -206,7 +208,8 @@ def _mtime(path: Path) -> float:
         return 0.0
 
 
-def _is_abandoned(path: Path) -> bool:
+def is_abandoned(path: Path) -> bool:
+    """Whether the writer of an unfinished file has died."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

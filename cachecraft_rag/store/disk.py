@@ -32,7 +32,7 @@ class Unreadable(Exception):  # noqa: N818
 class DiskStore:
     """`model`: fingerprint of all that the numbers depend on beside namespace and token ids."""
 
-    def __init__(self, directory: StoreDirectory, model: str, description: str = "{}\n") -> None:
+    def __init__(self, directory: StoreDirectory, model: str, description: str | None = None) -> None:
         self.directory = directory
         self.model = model
         self.folder = directory.add_model(model, description)
@@ -58,8 +58,8 @@ class DiskStore:
         documents = read_owners(self.path(key)).documents
         return header if documents is None else replace(header, documents=tuple(sorted(documents)))
 
-    def read(self, key: str, buffers: Sequence[memoryview]) -> EntryHeader:
-        """Fill one buffer for each tensor, and check their bytes. Raises `Unreadable`."""
+    def read(self, key: str, buffers: Sequence[memoryview], *, touch: bool = True) -> EntryHeader:
+        """Fill one buffer for each tensor, and check their bytes; without `touch` it is no use. Raises `Unreadable`."""
         path = self.path(key)
         try:
             with path.open("rb", buffering=0) as file:
@@ -73,7 +73,7 @@ class DiskStore:
             raise Unreadable(error) from error
         if data_checksum(*buffers) != header.data_checksum:
             raise Unreadable(Damaged("its bytes do not fit their checksum"))
-        if not self.directory.read_only:
+        if touch and not self.directory.read_only:
             with suppress(OSError):
                 os.utime(path)
         return header

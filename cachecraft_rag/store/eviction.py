@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Protocol
 
 from cachecraft_rag.errors import InvalidInput
 
 
 class Ranked(Protocol):
-    """What a policy keeps with an entry."""
+    """What a policy keeps with an entry; `rank` is minus infinity before the first use."""
 
     rank: float
-    frequency: float
 
 
 class EvictionPolicy(Protocol):
-    """`used` is told of every use, the storing itself included; `evicted` of every entry that left."""
-
     name: str
 
-    def used(self, entry: Ranked, recomputed_share: float) -> None:
-        """`recomputed_share`: of the entry's tokens, how many the model ran all the same, from 0 to 1 (1: all)."""
+    def used(self, entry: Ranked, recomputed_share: float, entries: int) -> None:
+        """Count a use; the storing itself is one.
 
-    def evicted(self, entry: Ranked) -> None: ...
+        `recomputed_share`: of the entry's tokens, how many the model ran all the same, from 0 to 1 (1: all);
+        `entries`: how many there are in memory.
+        """
 
 
 class LeastRecentlyUsed:
@@ -32,32 +32,29 @@ class LeastRecentlyUsed:
     def __init__(self) -> None:
         self._uses = itertools.count(1)
 
-    def used(self, entry: Ranked, recomputed_share: float) -> None:
+    def used(self, entry: Ranked, recomputed_share: float, entries: int) -> None:
         entry.rank = next(self._uses)
-
-    def evicted(self, entry: Ranked) -> None:
-        """Nothing ages: every use is later than all before it."""
 
 
 class FrequencyReuse:
     """Cache-Craft's score: each use adds 1 / max(CFO, floor), CFO being the share that had to be recomputed.
 
-    Published without ageing, where what was hot once never leaves. Here the rank of the last one evicted is added to
-    the score at each use (known as dynamic ageing, from LFU-DA): newcomers start level with what is about to leave.
+    Published without ageing, where what was hot once never leaves. Here a use counts half after as many further uses as
+    there are entries. Ranks are logarithms to the base 2 of the scores as seen from the first use: since all scores
+    fall at the same rate, their order does not change while nothing is used.
     """
 
     name = "score"
 
     def __init__(self, floor: float = 0.1) -> None:
         self._floor = floor
-        self._age = 0.0
+        self._half_lives = 0.0
 
-    def used(self, entry: Ranked, recomputed_share: float) -> None:
-        entry.frequency += 1.0 / max(recomputed_share, self._floor)
-        entry.rank = self._age + entry.frequency
-
-    def evicted(self, entry: Ranked) -> None:
-        self._age = max(self._age, entry.rank)
+    def used(self, entry: Ranked, recomputed_share: float, entries: int) -> None:
+        self._half_lives += 1.0 / max(entries, 1)
+        gain = self._half_lives - math.log2(max(recomputed_share, self._floor))
+        high, low = max(entry.rank, gain), min(entry.rank, gain)
+        entry.rank = high + math.log2(1.0 + 2.0 ** (low - high))
 
 
 POLICIES: tuple[type[EvictionPolicy], ...] = (LeastRecentlyUsed, FrequencyReuse)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Entry:
 
     `handle`: names its tensors in memory, None where it is on disk only; `cached_at`: the position of its first token
     when it was computed; `on_disk`: a file has it, or is being written; `users`: plans in flight that read it, and
-    reads and writes of its file; `frequency` and `rank` belong to the eviction policy.
+    reads and writes of its file; `rank` belongs to the eviction policy.
     """
 
     key: str
@@ -42,8 +43,7 @@ class Entry:
     on_disk: bool = False
     pinned: bool = False
     users: int = 0
-    frequency: float = 0.0
-    rank: float = 0.0
+    rank: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class KvIndex:
         """Count a use, of which a share was recomputed all the same."""
         if entry.key in self._entries:
             self._entries.move_to_end(entry.key)
-        self._eviction.used(entry, recomputed_share)
+        self._eviction.used(entry, recomputed_share, len(self._by_handle))
 
     def acquire(self, entry: Entry) -> None:
         """Somebody reads the entry: it is neither evicted nor freed until `release`."""
@@ -144,7 +144,7 @@ class KvIndex:
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest)
         self._entries[key] = entry
         self._place(entry)
-        self._eviction.used(entry, 1.0)
+        self._eviction.used(entry, 1.0, len(self._by_handle))
         return entry
 
     def commit(self, handle: int) -> None:
@@ -178,7 +178,7 @@ class KvIndex:
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest, set(documents), True, True)
         entry.pinned = pinned
         self._entries[key] = entry
-        self._eviction.used(entry, 1.0)
+        self._eviction.used(entry, 1.0, len(self._by_handle))
         return entry
 
     def promote(self, entry: Entry) -> int | None:
@@ -204,7 +204,6 @@ class KvIndex:
         if entry.handle is None:
             del self._entries[key]
             self._counts["evicted"] += 1
-            self._eviction.evicted(entry)
 
     def discard_file(self, key: str) -> None:
         """There is a file of that key which is of no use; it goes."""
@@ -331,7 +330,6 @@ class KvIndex:
         if excess > 0:
             return False
         for entry in victims:
-            self._eviction.evicted(entry)
             self._free(entry)
             if entry.on_disk:
                 entry.handle = None

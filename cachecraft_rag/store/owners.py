@@ -36,11 +36,19 @@ def read_owners(entry: Path) -> Owners:
     """A damaged file counts as none, and is logged."""
     path = owners_path(entry)
     try:
-        content = json.loads(path.read_bytes())
-        documents = content["documents"]
-        return Owners(None if documents is None else frozenset(map(str, documents)), bool(content["pinned"]))
+        return parse_owners(path.read_bytes())
     except FileNotFoundError:
         return Owners()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("%s cannot be read (%r); the documents its entry was written with count", path, error)
         return Owners()
+
+
+def parse_owners(content: bytes) -> Owners:
+    """ValueError where it is garbled."""
+    try:
+        fields = json.loads(content)
+        documents = fields["documents"]
+        return Owners(None if documents is None else frozenset(map(str, documents)), bool(fields["pinned"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it lacks or garbles {error}") from error

@@ -25,7 +25,7 @@ class ConnectorSettings:
     store_dir: str | None = None
     disk_store_bytes: int = 0
     read_only: bool = False
-    eviction: str = "lru"
+    eviction: str = "score"
 
     def to_wire(self) -> dict[str, Any]:
         return {**asdict(self), "head_token_ids": list(self.head_token_ids)}

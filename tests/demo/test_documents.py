@@ -1,7 +1,7 @@
 import pytest
 
 from cachecraft_rag.demo.defaults import handbook_folder
-from cachecraft_rag.demo.documents import MAX_WORDS, load_folder, split_document
+from cachecraft_rag.demo.documents import MAX_WORDS, load_folder, load_lines, split_document
 from cachecraft_rag.errors import InvalidInput
 
 MANUAL = """# The Manual
@@ -137,3 +137,25 @@ def test_the_handbook_is_large_and_its_chunks_fit_the_embedding_model():
     assert len({chunk.document_id for chunk in chunks}) >= 30
     assert len({chunk.id for chunk in chunks}) == len(chunks) > 100
     assert max(len(chunk.text.split()) for chunk in chunks) <= MAX_WORDS + 15
+
+
+def test_lines_become_chunks_as_they_are(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "One.", "document_id": "a"}\n\n{"text": "Two.", "id": 3}\n')
+    assert [(chunk.text, chunk.document_id) for chunk in load_lines(path)] == [("One.", "a"), ("Two.", None)]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"document_id": "a"}', '{"text": ""}', '{"text": 3}'])
+def test_a_line_that_is_no_chunk_is_named(tmp_path, line):
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "One."}\n' + line)
+    with pytest.raises(InvalidInput, match="line 2"):
+        load_lines(path)
+
+
+def test_a_file_of_lines_that_is_not_there_or_empty(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load_lines(tmp_path / "nothing.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(InvalidInput, match="no lines"):
+        load_lines(tmp_path / "empty.jsonl")

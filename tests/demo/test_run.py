@@ -147,7 +147,7 @@ def test_ask(docs, engines, tmp_path, capsys, prewarm, outcome):
 
 def test_prewarm(docs, engines, tmp_path, capsys):
     file = tmp_path / "out.json"
-    run.prewarm_folder(setup(docs, json_file=file), docs)
+    run.prewarm_documents(setup(docs, json_file=file))
     assert "40 tokens in 0.50 s" in capsys.readouterr().out
     content = json.loads(file.read_text())
     assert len(content["stored"]) == 4
@@ -158,7 +158,7 @@ def test_refused_and_evicted_chunks_are_named(docs, engines, capsys, monkeypatch
     report = PrewarmReport(("a",), (), {"0123456789": "too few tokens"}, 10, 0.5)
     monkeypatch.setattr(FakeEngine, "prewarm", lambda *_, **__: report)
     monkeypatch.setattr(FakeEngine, "stats", lambda _: {"used_bytes": 1, "capacity_bytes": 1, "evicted": 3})
-    run.prewarm_folder(setup(docs), docs)
+    run.prewarm_documents(setup(docs))
     printed = capsys.readouterr().out
     assert "01234567 refused: too few tokens" in printed
     assert "3 chunks had to leave again" in printed

@@ -14,10 +14,10 @@ MODEL = "m" * 32
 TOKENS = 6
 
 
-def make_header(key, *, namespace="one", documents=(), tokens=TOKENS, chunk_id="id"):
+def make_header(key, *, namespace="one", documents=(), tokens=TOKENS, chunk_id="id", model=MODEL):
     return EntryHeader(
         key=key,
-        model=MODEL,
+        model=model,
         namespace=namespace,
         token_ids=np.arange(tokens, dtype=np.int32),
         cached_at=4,
@@ -39,7 +39,7 @@ def open_store(tmp_path):
     """`open_store(capacity_bytes=None, read_only=False)`: the same folder each time."""
 
     def open_it(capacity_bytes=None, *, read_only=False, model=MODEL):
-        return DiskStore(StoreDirectory(tmp_path / "store", capacity_bytes, read_only=read_only), model)
+        return DiskStore(StoreDirectory(tmp_path / "store", capacity_bytes, read_only=read_only), model, "{}\n")
 
     return open_it
 

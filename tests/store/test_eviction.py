@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -8,43 +9,59 @@ from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, get
 
 @dataclass
 class Item:
-    rank: float = 0.0
-    frequency: float = 0.0
+    rank: float = -math.inf
 
 
 def test_the_least_recently_used_ranks_lowest():
     policy = LeastRecentlyUsed()
     a, b = Item(), Item()
-    policy.used(a, 1.0)
-    policy.used(b, 1.0)
-    policy.used(a, 0.0)
+    policy.used(a, 1.0, 2)
+    policy.used(b, 1.0, 2)
+    policy.used(a, 0.0, 2)
     assert b.rank < a.rank
 
 
 def test_a_use_counts_more_the_less_had_to_be_recomputed():
     policy = FrequencyReuse(floor=0.1)
-    item = Item()
-    policy.used(item, 0.5)
-    assert item.frequency == 2.0
-    policy.used(item, 0.0)
-    assert item.frequency == 12.0
-    assert item.rank == 12.0
+    ranks = []
+    for share in (1.0, 0.5, 0.1, 0.0):
+        item = Item()
+        policy.used(item, share, 10**9)
+        ranks.append(item.rank)
+    assert ranks == pytest.approx([0.0, 1.0, math.log2(10), math.log2(10)], abs=1e-6)
 
 
-def test_what_was_hot_once_does_not_stay_for_ever():
+def test_scores_add_up_and_halve_after_as_many_uses_as_there_are_entries():
+    policy = FrequencyReuse(floor=0.1)
+    entries, item, other = 50, Item(), Item()
+    policy.used(item, 0.5, entries)
+    for _ in range(entries - 1):
+        policy.used(other, 1.0, entries)
+    policy.used(item, 0.25, entries)
+    assert item.rank - policy._half_lives == pytest.approx(math.log2(2 / 2 + 4))
+
+
+def test_what_was_hot_once_does_not_stay_for_ever_but_outlives_what_never_was():
     policy = FrequencyReuse()
-    old = Item()
+    hot = Item()
     for _ in range(5):
-        policy.used(old, 0.2)
-    for turn in range(100):
-        newcomer = Item()
-        policy.used(newcomer, 1.0)
-        if newcomer.rank > old.rank:
-            assert turn > 5
-            break
-        policy.evicted(newcomer)
-    else:
-        pytest.fail("no newcomer ever outranked it")
+        policy.used(hot, 0.2, 10)
+    newcomers = [Item() for _ in range(100)]
+    for newcomer in newcomers:
+        policy.used(newcomer, 1.0, 10)
+    above = [newcomer.rank > hot.rank for newcomer in newcomers]
+    assert not any(above[:10])
+    assert all(above[60:])
+
+
+def test_ten_thousand_half_lives_later_ranks_are_still_numbers():
+    policy = FrequencyReuse()
+    item = Item()
+    policy.used(item, 0.1, 1)
+    for _ in range(10_000):
+        policy.used(Item(), 1.0, 1)
+    policy.used(item, 0.1, 1)
+    assert math.isfinite(item.rank)
 
 
 def test_an_unknown_policy_names_those_there_are():
