@@ -83,6 +83,9 @@ class EngineConfig:
     read_only: bool = False  # use what is stored, store nothing, in memory or on disk
     eviction: Eviction = "score"  # what leaves first: what saved least lately, or what was used longest ago
     namespace: str = "default"  # tenant: nothing is shared between two of them
+    namespace_share: float = 1.0  # of memory and of disk, how much one tenant may take; a full one evicts its own
+    # Computed tokens are rounded up to a multiple of this, so that their time tells less (see docs/security.md).
+    recompute_bucket: int = 1
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -107,6 +110,10 @@ class EngineConfig:
         self._check_text("policy", 'give the name of a selection policy, such as "first"')
         self._set("recompute_ratio", _share("recompute_ratio", self.recompute_ratio))
         self._check_int("min_run", 1)
+        self._check_int("recompute_bucket", 1)
+        self._set("namespace_share", _share("namespace_share", self.namespace_share))
+        if self.namespace_share == 0.0:
+            raise InvalidInput("namespace_share=0.0 leaves no room for anybody: give a share above 0, up to 1")
         self._check_int("min_chunk_tokens", 1)
         self._set("cpu_store_gb", _gib("cpu_store_gb", self.cpu_store_gb))
         if isinstance(self.store_dir, os.PathLike):

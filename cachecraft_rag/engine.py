@@ -149,12 +149,15 @@ class ChunkEngine(Closing):
     ) -> PrewarmReport:
         return await self._open().run_async(self._prewarm(chunks, namespace, pin, progress))
 
-    def stats(self) -> dict[str, Any]:
-        """Counters of the store: bytes used and allowed, chunks, stored, evicted, deleted, rejected."""
-        return self._open().run(self._client.control({"op": "stats"}))
+    def stats(self, *, namespace: str | None = None) -> dict[str, Any]:
+        """Counters of the store: bytes used and allowed, chunks by tier, stored, evicted, deleted, rejected.
 
-    async def astats(self) -> dict[str, Any]:
-        return await self._open().run_async(self._client.control({"op": "stats"}))
+        Of all tenants together; with `namespace` only what one of them holds, which tells nothing of the others.
+        """
+        return self._open().run(self._client.stats(namespace))
+
+    async def astats(self, *, namespace: str | None = None) -> dict[str, Any]:
+        return await self._open().run_async(self._client.stats(namespace))
 
     def check(self) -> list[str]:
         """Faults found in the store's books, one sentence each; empty where all is well."""

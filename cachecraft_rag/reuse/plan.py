@@ -77,6 +77,7 @@ class QuestionPass:
     rows: npt.NDArray[np.int64]
     keys: tuple[StagedSpan, ...]
     chunks: tuple[RepairableChunk, ...]
+    bucket: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,11 @@ class Plan:
         assert waiting is not None
         context = SelectionContext(self.end, waiting.chunks, attention)
         chosen = select(get_policy(waiting.policy), context, waiting.ratio, waiting.min_run)
-        chosen = chosen[(chosen >= self.num_computed_tokens) & (chosen < self.end)]
-        return replace(self, compute=np.union1d(self.compute, chosen), question=None)
+        mask = np.zeros(self.end, dtype=bool)
+        mask[chosen[(chosen >= self.num_computed_tokens) & (chosen < self.end)]] = True
+        mask[self.compute] = True
+        _fill_bucket(mask, self.num_computed_tokens, self.end, waiting.bucket)
+        return replace(self, compute=np.flatnonzero(mask).astype(np.int64, copy=False), question=None)
 
 
 def make_plan(
@@ -112,11 +116,13 @@ def make_plan(
     num_computed_tokens: int,
     end: int,
     min_run: int = 1,
+    bucket: int = 1,
 ) -> Plan:
     """Plan positions `num_computed_tokens` to `end` of a prompt tiled by `segments`.
 
     Tokens are chosen for the whole prompt and only then cut to the range, so that a hit in vLLM's own prefix cache
     does not change which of the other tokens are recomputed. With `all`, or at ratio 1.0, nothing stored is used.
+    Further reused tokens, the first ones, are computed until their number is a multiple of `bucket` or none is left.
     """
     prompt_tokens = segments[-1].stop if segments else 0
     mask = np.ones(prompt_tokens, dtype=bool)
@@ -128,10 +134,14 @@ def make_plan(
         RepairableChunk(s.key or "", s.start, s.stop, s.statistics) for s in reused if not s.exact and s.key is not None
     ]
     question = _question_pass(policy, ratio, min_run, segments, reused, repairable, max(num_computed_tokens, 0), end)
+    if question is not None:
+        question = replace(question, bucket=bucket)
     if question is None:
         mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
     mask[:num_computed_tokens] = False
     mask[end:] = False
+    if question is None:
+        _fill_bucket(mask, num_computed_tokens, end, bucket)
     return Plan(
         num_computed_tokens=num_computed_tokens,
         end=end,
@@ -167,6 +177,12 @@ def _question_pass(
         StagedSpan(s.handle, 0, s.start, s.stop, s.start - s.cached_at) for s in reused if s.handle is not None
     )
     return QuestionPass(policy.name, ratio, min_run, rows, keys, tuple(repairable))
+
+
+def _fill_bucket(mask: npt.NDArray[np.bool_], lower: int, end: int, bucket: int) -> None:
+    """Mark further positions, the first ones, until a multiple of `bucket` is marked or all are."""
+    spare = np.flatnonzero(~mask[lower:end]) + lower
+    mask[spare[: -int(mask.sum()) % bucket]] = True
 
 
 def _staged(segment: PlanSegment, mask: npt.NDArray[np.bool_], lower: int, upper: int) -> StagedSpan | None:

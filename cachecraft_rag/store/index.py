@@ -9,74 +9,30 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.store.changes import Change, ChangeOwners, Remove
+from cachecraft_rag.store.entry import Entry, IndexStats, may_leave_disk, may_leave_memory
 from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One stored piece of KV.
-
-    `handle`: names its tensors in memory, None where it is on disk only; `cached_at`: the position of its first token
-    when it was computed; `on_disk`: a file has it, or is being written; `users`: plans in flight that read it, and
-    reads and writes of its file; `rank` belongs to the eviction policy.
-    """
-
-    key: str
-    handle: int | None
-    namespace: str
-    token_ids: npt.NDArray[np.int32]
-    nbytes: int
-    cached_at: int
-    chunk_id: str | None
-    digest: str | None
-    documents: set[str] = field(default_factory=set)
-    ready: bool = False
-    on_disk: bool = False
-    pinned: bool = False
-    users: int = 0
-    rank: float = -math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class IndexStats:
-    """Counters since the start, and what is stored now (bytes in memory, chunks and tokens in any tier).
-
-    `tokens` counts the head's too. `evicted`: left the store; `demoted`, `promoted`: left memory for disk, and back.
-    """
-
-    capacity_bytes: int
-    used_bytes: int
-    chunks: int
-    chunks_in_memory: int
-    chunks_on_disk: int
-    tokens: int
-    pinned: int
-    stored: int
-    evicted: int
-    demoted: int
-    promoted: int
-    deleted: int
-    rejected: int
 
 
 class KvIndex:
     """Decides what is stored. Bytes in memory, pending and deleted-but-read ones included, never exceed capacity.
 
     Handles whose tensors the worker must free are collected and taken with `take_freed`, what is to be changed on disk
-    with `take_changes`.
+    with `take_changes`. `namespace_share`: how much of the capacity one namespace may take, above 0 and up to 1; a full
+    one evicts its own entries.
     """
 
-    def __init__(self, capacity_bytes: int, eviction: EvictionPolicy | None = None) -> None:
+    def __init__(
+        self, capacity_bytes: int, eviction: EvictionPolicy | None = None, *, namespace_share: float = 1.0
+    ) -> None:
         self.capacity_bytes = capacity_bytes
+        self._quota = int(capacity_bytes * namespace_share)
         self._eviction = eviction or LeastRecentlyUsed()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
         self._doomed: dict[int, Entry] = {}
@@ -86,6 +42,7 @@ class KvIndex:
         self._leaving: set[str] = set()
         self._handles = itertools.count(1)
         self._used = 0
+        self._used_by: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -138,7 +95,7 @@ class KvIndex:
     ) -> Entry | None:
         """A pending entry with its bytes set aside, evicting others as needed; None where it cannot fit."""
         assert key not in self._entries, "reserve() of a key that is stored"
-        if not self._make_room(nbytes):
+        if not self._make_room(nbytes, namespace):
             self._counts["rejected"] += 1
             return None
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest)
@@ -184,7 +141,7 @@ class KvIndex:
     def promote(self, entry: Entry) -> int | None:
         """Set memory aside for an entry on disk, and give it a handle; None where there is no room."""
         assert entry.handle is None, "promote() of an entry that is in memory"
-        if not self._make_room(entry.nbytes):
+        if not self._make_room(entry.nbytes, entry.namespace):
             return None
         self._counts["promoted"] += 1
         return self._place(entry)
@@ -218,15 +175,20 @@ class KvIndex:
         """Whether a file of that key is still there, but was deleted or found damaged."""
         return key in self._leaving
 
-    def victims_on_disk(self, nbytes: int) -> list[str]:
-        """Keys whose files may go so that at least `nbytes` of KV are freed, lowest rank first; maybe too few."""
-        victims = []
-        for entry in self._by_rank(lambda e: e.on_disk and not e.pinned and e.users == 0):
-            if nbytes <= 0:
-                break
-            victims.append(entry.key)
-            nbytes -= entry.nbytes
-        return victims
+    def victims_on_disk(self, nbytes: int, namespace: str | None = None) -> list[str]:
+        """Keys whose files may go so that about `nbytes` are freed, lowest rank first; maybe too few."""
+        leaving = self._by_rank(lambda e: may_leave_disk(e) and namespace in (None, e.namespace))
+        return [entry.key for entry in _first(leaving, nbytes)]
+
+    def bytes_on_disk(self, namespace: str) -> int:
+        """About what a namespace has on disk, or on its way there."""
+        entries = (entry for entry in self._entries.values() if entry.on_disk and entry.namespace == namespace)
+        return sum(entry.file_bytes for entry in entries)
+
+    def evict_file(self, key: str) -> None:
+        """Have a file removed that may go."""
+        self.discard_file(key)
+        self.left_disk(key)
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
         """Remove all entries that `select` names, pinned ones too; returns them. Their bytes go once no plan reads."""
@@ -275,24 +237,28 @@ class KvIndex:
         changes, self._changes = self._changes, []
         return changes
 
-    def room(self) -> int:
-        """Bytes that a new entry could take now, at the cost of others."""
-        free = self.capacity_bytes - self._used
-        return free + sum(entry.nbytes for entry in self._entries.values() if _may_leave_memory(entry))
+    def room(self, namespace: str) -> int:
+        """Bytes that a new entry of that namespace could take now, at the cost of others."""
+        free, own = self.capacity_bytes - self._used, self._quota - self._used_by[namespace]
+        for entry in filter(may_leave_memory, self._entries.values()):
+            free += entry.nbytes
+            own += entry.nbytes if entry.namespace == namespace else 0
+        return min(free, own)
 
-    def stats(self) -> IndexStats:
-        ready = [entry for entry in self._entries.values() if entry.ready]
+    def stats(self, namespace: str | None = None) -> IndexStats:
+        """Of one namespace (without the counters, which are of all), or of all together."""
+        ready = [e for e in self._entries.values() if e.ready and namespace in (None, e.namespace)]
         chunks = [entry for entry in ready if entry.chunk_id is not None]
         names = ("stored", "evicted", "demoted", "promoted", "deleted", "rejected")
         return IndexStats(
-            capacity_bytes=self.capacity_bytes,
-            used_bytes=self._used,
+            capacity_bytes=self.capacity_bytes if namespace is None else self._quota,
+            used_bytes=self._used if namespace is None else self._used_by[namespace],
             chunks=len(chunks),
             chunks_in_memory=sum(entry.handle is not None for entry in chunks),
             chunks_on_disk=sum(entry.on_disk for entry in chunks),
             tokens=sum(entry.token_ids.size for entry in ready),
             pinned=sum(entry.pinned for entry in chunks),
-            **{name: self._counts[name] for name in names},
+            **{name: self._counts[name] if namespace is None else None for name in names},
         )
 
     def check(self) -> list[str]:
@@ -301,6 +267,12 @@ class KvIndex:
         faults = []
         if (total := sum(entry.nbytes for entry in held)) != self._used:
             faults.append(f"entries hold {total} bytes but {self._used} are counted")
+        by_namespace = Counter[str]()
+        for entry in held:
+            by_namespace[entry.namespace] += entry.nbytes
+        if by_namespace != +self._used_by:
+            faults.append(f"namespaces hold {dict(by_namespace)} bytes but {dict(+self._used_by)} are counted")
+        faults += [f"a namespace uses {n} bytes of {self._quota}" for n in by_namespace.values() if n > self._quota]
         if self._used > self.capacity_bytes:
             faults.append(f"{self._used} bytes are used of {self.capacity_bytes}")
         if set(self._by_handle) != {entry.handle for entry in held}:
@@ -317,18 +289,21 @@ class KvIndex:
         while heap:
             yield heapq.heappop(heap)[2]
 
-    def _make_room(self, nbytes: int) -> bool:
-        victims = []
+    def _make_room(self, nbytes: int, namespace: str) -> bool:
+        victims: list[Entry] = []
+        own_excess = self._used_by[namespace] + nbytes - self._quota
         excess = self._used + nbytes - self.capacity_bytes
-        if excess <= 0:
-            return True
-        for entry in self._by_rank(_may_leave_memory):
-            victims.append(entry)
-            excess -= entry.nbytes
-            if excess <= 0:
-                break
+        if own_excess > 0:
+            victims = _first(self._by_rank(lambda e: e.namespace == namespace and may_leave_memory(e)), own_excess)
+            freed = sum(entry.nbytes for entry in victims)
+            if freed < own_excess:
+                return False
+            excess -= freed
         if excess > 0:
-            return False
+            others = _first(self._by_rank(lambda e: may_leave_memory(e) and e not in victims), excess)
+            if sum(entry.nbytes for entry in others) < excess:
+                return False
+            victims += others
         for entry in victims:
             self._free(entry)
             if entry.on_disk:
@@ -343,6 +318,7 @@ class KvIndex:
         handle = entry.handle = next(self._handles)
         self._by_handle[handle] = entry
         self._used += entry.nbytes
+        self._used_by[entry.namespace] += entry.nbytes
         return handle
 
     def _remove(self, entry: Entry) -> None:
@@ -361,8 +337,16 @@ class KvIndex:
         assert entry.handle is not None
         del self._by_handle[entry.handle]
         self._used -= entry.nbytes
+        self._used_by[entry.namespace] -= entry.nbytes
         self._freed.append(entry.handle)
 
 
-def _may_leave_memory(entry: Entry) -> bool:
-    return entry.handle is not None and entry.ready and not entry.pinned and entry.users == 0
+def _first(entries: Iterator[Entry], nbytes: int) -> list[Entry]:
+    """As many as it takes to free `nbytes`, or all there are."""
+    taken: list[Entry] = []
+    for entry in entries:
+        if nbytes <= 0:
+            break
+        taken.append(entry)
+        nbytes -= entry.nbytes
+    return taken

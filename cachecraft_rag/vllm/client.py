@@ -143,6 +143,9 @@ class EngineClient:
             raise CachecraftError(answer["error"])
         return answer
 
+    async def stats(self, namespace: str | None) -> dict[str, Any]:
+        return await self.control({"op": "stats", "own": namespace is not None}, namespace)
+
     async def delete(
         self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
     ) -> list[str]:

@@ -24,12 +24,14 @@ def run_control(
 def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, disk: DiskTier) -> dict[str, Any]:
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
-    Operations: `stats`; `check`; `pending` (changes of the disk that are ordered and not yet made); `missing`
-    (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`, or `document_id`, or neither for all of
-    the namespace; `pin` also takes `pinned`).
+    Operations: `stats` (with `own`: of the namespace alone); `check`; `pending` (changes of the disk that are ordered
+    and not yet made); `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`, or
+    `document_id`, or neither for all of the namespace; `pin` also takes `pinned`).
     """
     control = dict(params.control or {})
     operation = control.get("op")
+    if operation == "stats" and control.get("own"):
+        return {name: value for name, value in asdict(index.stats(params.namespace)).items() if value is not None}
     if operation == "stats":
         disk_stats = {"disk_bytes": disk.used_bytes, "disk_capacity_bytes": disk.capacity_bytes}
         return {**asdict(index.stats()), "store_bytes": store_bytes, **disk_stats}

@@ -27,9 +27,15 @@ class Found:
 
 
 class DiskTier:
-    """The index's entries on disk. With `store` None there is no disk tier, and nothing happens."""
+    """The index's entries on disk. With `store` None there is no disk tier, and nothing happens.
 
-    def __init__(self, index: KvIndex, store: DiskStore | None, bytes_per_token: int) -> None:
+    `namespace_share`: how much of the disk budget one namespace may take.
+    """
+
+    def __init__(
+        self, index: KvIndex, store: DiskStore | None, bytes_per_token: int, namespace_share: float = 1.0
+    ) -> None:
+        self._namespace_share = namespace_share
         self._index = index
         self._store = store
         self._bytes_per_token = bytes_per_token
@@ -84,6 +90,8 @@ class DiskTier:
         entry = self._index.by_handle(handle)
         if entry is None or self._store is None or self._store.directory.read_only or entry.on_disk:
             return
+        if not self._keep_quota(entry):
+            return
         header = EntryHeader(
             key=entry.key,
             model=self._store.model,
@@ -96,7 +104,7 @@ class DiskTier:
             tensors=(),
             data_checksum="",
         )
-        self._index.order_write(entry, Write(handle, header, self._victims(entry.nbytes)))
+        self._index.order_write(entry, Write(handle, header, self._victims(entry.file_bytes)))
 
     def take_orders(self) -> DiskOrders:
         """What the worker half must read and change, in this step."""
@@ -145,6 +153,15 @@ class DiskTier:
             documents=header.documents,
             pinned=read_owners(store.path(header.key)).pinned,
         )
+
+    def _keep_quota(self, entry: Entry) -> bool:
+        """Make room among its namespace's own files; False where that cannot be."""
+        if self._namespace_share == 1.0 or self.capacity_bytes is None:
+            return True
+        quota = int(self.capacity_bytes * self._namespace_share) - entry.file_bytes
+        for key in self._index.victims_on_disk(self._index.bytes_on_disk(entry.namespace) - quota, entry.namespace):
+            self._index.evict_file(key)
+        return self._index.bytes_on_disk(entry.namespace) <= quota
 
     def _victims(self, nbytes: int) -> tuple[str, ...]:
         """Who should leave the disk for an entry of `nbytes`, and for as much again that may be on its way."""

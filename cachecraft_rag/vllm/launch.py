@@ -42,6 +42,8 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
         disk_store_bytes=int(config.disk_store_gb * GIB),
         read_only=config.read_only,
         eviction=config.eviction,
+        namespace_share=config.namespace_share,
+        recompute_bucket=config.recompute_bucket,
     )
 
 

@@ -66,10 +66,11 @@ class SchedulerHalf:
 
     def __init__(self, settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
-        self._index = KvIndex(settings.store_bytes, get_eviction(settings.eviction))
+        share = settings.namespace_share
+        self._index = KvIndex(settings.store_bytes, get_eviction(settings.eviction), namespace_share=share)
         keys = key_maker(settings, vllm_config, kv_cache_config)
         token_bytes = bytes_per_token(kv_cache_config)
-        self._disk = DiskTier(self._index, open_disk(settings, keys), token_bytes)
+        self._disk = DiskTier(self._index, open_disk(settings, keys), token_bytes, share)
         self._classifier = Classifier(
             self._index,
             keys,
@@ -82,7 +83,7 @@ class SchedulerHalf:
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
         self._outbox = ConnectorMetadata()
         self._store_bytes = 0
-        self._room: int | None = None  # of the index, until the next step
+        self._room: dict[str, int] = {}  # of the index by namespace, until the next step
 
     def on_new_request(self, request: Any) -> None:
         transfer = request.kv_transfer_params
@@ -147,8 +148,9 @@ class SchedulerHalf:
             read=_reads(params),
         )
         plan = self._plan(state, num_computed_tokens, end)
-        if self._room is not None:
-            self._room -= self._classifier.bytes_to_store(params) if params.prewarm else 0
+        if params.prewarm:
+            for namespace in self._room:
+                self._room[namespace] -= self._classifier.bytes_to_store(params)
         state.plan = plan
         self._count_uses(state.findings, plan)
         state.plans += 1
@@ -174,7 +176,7 @@ class SchedulerHalf:
     def take_metadata(self) -> ConnectorMetadata:
         """What the worker half must know for this step."""
         metadata, self._outbox = self._outbox, ConnectorMetadata()
-        self._room = None
+        self._room.clear()
         metadata.freed = self._index.take_freed()
         metadata.disk = self._disk.take_orders()
         return metadata
@@ -218,9 +220,9 @@ class SchedulerHalf:
         """Whether a prewarm should wait until others are computed and written, so that they can leave memory."""
         if not self._in_flight and not self._disk.pending:
             return False
-        if self._room is None:
-            self._room = self._index.room()
-        return self._classifier.bytes_to_store(params) > self._room
+        if params.namespace not in self._room:
+            self._room[params.namespace] = self._index.room(params.namespace)
+        return self._classifier.bytes_to_store(params) > self._room[params.namespace]
 
     def _plan(self, state: _RequestState, num_computed_tokens: int, end: int) -> Plan:
         params = state.params
@@ -232,6 +234,7 @@ class SchedulerHalf:
             num_computed_tokens=num_computed_tokens,
             end=end,
             min_run=params.min_run,
+            bucket=1 if params.prewarm else self._settings.recompute_bucket,
         )
         if params.prewarm and not plan.captures:
             # There is nothing to learn from this request, and nobody reads its blocks.

@@ -12,7 +12,8 @@ from cachecraft_rag.errors import InvalidInput
 class ConnectorSettings:
     """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind.
 
-    `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier.
+    `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier; `recompute_bucket`:
+    the number of computed tokens is a multiple of it.
     """
 
     store_bytes: int
@@ -26,6 +27,8 @@ class ConnectorSettings:
     disk_store_bytes: int = 0
     read_only: bool = False
     eviction: str = "score"
+    namespace_share: float = 1.0
+    recompute_bucket: int = 1
 
     def to_wire(self) -> dict[str, Any]:
         return {**asdict(self), "head_token_ids": list(self.head_token_ids)}

@@ -197,3 +197,16 @@ def test_the_choice_ignores_what_vllm_has_in_its_prefix_cache():
     assert part.question is None
     assert part.compute.tolist() == [position for position in whole.compute if position >= 16]
     assert 20 in part.compute
+
+
+@given(case=cases(), policy=st.sampled_from(sorted(POLICIES)), ratio=RATIOS, bucket=st.integers(1, 40))
+def test_computed_tokens_are_rounded_up_to_buckets(case, policy, ratio, bucket):
+    segments, lower, end = case
+    plain = plan_of(segments, policy, ratio, lower, end)
+    rounded = make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, bucket=bucket)
+    wanted = min(-(-plain.compute.size // bucket) * bucket, end - lower)
+    assert rounded.compute.size == wanted
+    assert set(plain.compute) <= set(rounded.compute)
+    assert np.all(np.diff(rounded.compute) > 0)
+    assert set(rounded.staged) <= set(plain.staged)
+    assert rounded.captures == plain.captures

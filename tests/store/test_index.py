@@ -133,3 +133,37 @@ def test_stats_count_chunks_and_not_the_head():
     put(index, "pending", 20, ready=False)
     stats = index.stats()
     assert (stats.chunks, stats.tokens, stats.used_bytes) == (1, 13, 33)
+
+
+def test_a_full_namespace_evicts_its_own_and_leaves_the_others_alone():
+    index = KvIndex(40, namespace_share=0.5)
+    for key in ("a", "b"):
+        put(index, key, namespace="one")
+    for key in ("c", "d", "e"):
+        put(index, key, namespace="two")
+    assert [entry.key for entry in index] == ["a", "b", "d", "e"]
+    assert put(index, "big", 21, namespace="two") is None
+    assert index.check() == []
+
+
+def test_stats_of_one_namespace_tell_nothing_of_the_others():
+    index = KvIndex(40, namespace_share=0.5)
+    put(index, "a", namespace="one")
+    before = index.stats("one")
+    for key in ("c", "d", "e"):
+        put(index, key, namespace="two")
+    index.delete(lambda entry: entry.key == "d")
+    assert index.stats("one") == before
+    assert (before.capacity_bytes, before.used_bytes, before.chunks, before.stored) == (20, 10, 1, None)
+    assert index.stats("nobody").chunks == 0
+
+
+def test_room_is_what_a_new_entry_could_take():
+    index = KvIndex(40, namespace_share=0.75)
+    pinned = put(index, "a", namespace="one")
+    index.pin(pinned, True)
+    put(index, "b", namespace="one")
+    put(index, "c", namespace="two")
+    assert index.room("one") == 20
+    assert index.room("two") == 30
+    assert index.room("three") == 30

@@ -19,12 +19,13 @@ class IndexMachine(RuleBasedStateMachine):
     """The index as the scheduler half uses it: plans acquire what they read and what they fill, then release."""
 
     eviction = LeastRecentlyUsed
+    namespace_share = 1.0
     reads = Bundle("reads")
     fills = Bundle("fills")
 
     def __init__(self):
         super().__init__()
-        self.index = KvIndex(CAPACITY, self.eviction())
+        self.index = KvIndex(CAPACITY, self.eviction(), namespace_share=self.namespace_share)
         self.issued = set()
         self.freed = set()
         self.users = {}
@@ -178,6 +179,8 @@ class IndexMachine(RuleBasedStateMachine):
     def books_agree(self):
         assert self.index.check() == []
         assert self.index.used_bytes <= CAPACITY
+        for name in NAMESPACES:
+            assert self.index.stats(name).used_bytes <= CAPACITY * self.namespace_share
         stats = self.index.stats()
         assert stats.used_bytes == self.index.used_bytes
         assert stats.chunks == sum(e.ready for e in self.index)
@@ -204,6 +207,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 class ScoreMachine(IndexMachine):
     eviction = FrequencyReuse
+    namespace_share = 0.6
 
 
 TestIndexMachine = IndexMachine.TestCase

@@ -1,0 +1,70 @@
+"""What the index knows of one stored piece, and what it says of all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One stored piece of KV.
+
+    `handle`: names its tensors in memory, None where it is on disk only; `cached_at`: the position of its first token
+    when it was computed; `on_disk`: a file has it, or is being written; `users`: plans in flight that read it, and
+    reads and writes of its file; `rank` belongs to the eviction policy.
+    """
+
+    key: str
+    handle: int | None
+    namespace: str
+    token_ids: npt.NDArray[np.int32]
+    nbytes: int
+    cached_at: int
+    chunk_id: str | None
+    digest: str | None
+    documents: set[str] = field(default_factory=set)
+    ready: bool = False
+    on_disk: bool = False
+    pinned: bool = False
+    users: int = 0
+    rank: float = -math.inf
+
+    @property
+    def file_bytes(self) -> int:
+        """About what its file takes, header included, and rather more than less."""
+        return self.nbytes + 6 * self.token_ids.size + 1024
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """Counters since the start, and what is stored now (bytes in memory, chunks and tokens in any tier).
+
+    `tokens` counts the head's too. `evicted`: left the store; `demoted`, `promoted`: left memory for disk, and back.
+    Counters are None for one namespace: they would tell of the others.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    chunks: int
+    chunks_in_memory: int
+    chunks_on_disk: int
+    tokens: int
+    pinned: int
+    stored: int | None
+    evicted: int | None
+    demoted: int | None
+    promoted: int | None
+    deleted: int | None
+    rejected: int | None
+
+
+def may_leave_memory(entry: Entry) -> bool:
+    return entry.handle is not None and entry.ready and not entry.pinned and entry.users == 0
+
+
+def may_leave_disk(entry: Entry) -> bool:
+    return entry.on_disk and not entry.pinned and entry.users == 0
