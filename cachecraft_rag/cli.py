@@ -206,6 +206,23 @@ def eviction(
     _finish(bench_eviction(streams), json_file)
 
 
+@bench_app.command()
+def soak(
+    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
+    fault_seconds: Annotated[float, typer.Option(min=0.1, help="From one fault to the next, on average.")] = 4.0,
+    model: Model = "smollm2-135m",
+    json_file: Json = None,
+) -> None:
+    """Random valid traffic under random faults of files and disk; exit code 1 where an answer was wrong."""
+    from cachecraft_rag.bench.soak import bench_soak
+    from cachecraft_rag.demo.defaults import model_folder
+
+    result = bench_soak(model_folder(model), minutes=minutes, fault_seconds=fault_seconds)
+    _finish(result, json_file)
+    if not result.passed:
+        raise typer.Exit(INEXACT)
+
+
 def _finish(result: Any, json_file: Path | None) -> None:
     typer.echo(str(result))
     if json_file is not None:

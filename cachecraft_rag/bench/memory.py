@@ -21,3 +21,15 @@ def peak_bytes(pid: int) -> int:
 def reset_peak(pid: int) -> None:
     """Begin a new peak at the present resident set."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident set of a process now."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"process {pid} has no VmRSS line")
+
+
+def open_files(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ def audit(directory: StoreDirectory) -> Audit:
         for path in sorted(folder.glob(f"*{ENTRY_SUFFIX}")):
             entries += 1
             reason = _entry_fault(store, path.name.removesuffix(ENTRY_SUFFIX))
-            if reason is not None and path.exists():
+            if reason is not None and os.path.lexists(path):
                 faults.append(Fault(path, reason))
         faults += _leftovers(folder)
     if (fault := _count_fault(directory)) is not None:

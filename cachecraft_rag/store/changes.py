@@ -30,7 +30,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
+    """`damaged`: the file is not as it was written, or gone, so that its bytes are to be counted afresh."""
+
     key: str
+    damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ class DiskIo:
     def _make(self, change: Change, kv: ChunkKv | None) -> list[str]:
         if isinstance(change, Remove):
             self._disk.remove([change.key])
+            if change.damaged:
+                self._disk.directory.recount()
         elif isinstance(change, ChangeOwners):
             self._disk.change_owners(change.key, add=change.add, remove=change.remove, pinned=change.pinned)
         else:

@@ -115,7 +115,7 @@ class KvIndex:
         """A pending entry will not be filled, or its bytes were found damaged. Unknown handles are ignored."""
         entry = self.by_handle(handle)
         if entry is not None:
-            self._remove(entry)
+            self._remove(entry, damaged=True)
 
     def add_on_disk(
         self,
@@ -162,9 +162,9 @@ class KvIndex:
             del self._entries[key]
             self._counts["evicted"] += 1
 
-    def discard_file(self, key: str) -> None:
-        """There is a file of that key which is of no use; it goes."""
-        self._changes.append(Remove(key))
+    def discard_file(self, key: str, *, damaged: bool) -> None:
+        """There is, or was, a file of that key which is of no use any more; it goes."""
+        self._changes.append(Remove(key, damaged))
         self._leaving.add(key)
 
     def removed(self, key: str) -> None:
@@ -187,7 +187,7 @@ class KvIndex:
 
     def evict_file(self, key: str) -> None:
         """Have a file removed that may go."""
-        self.discard_file(key)
+        self.discard_file(key, damaged=False)
         self.left_disk(key)
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
@@ -321,11 +321,11 @@ class KvIndex:
         self._used_by[entry.namespace] += entry.nbytes
         return handle
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove(self, entry: Entry, *, damaged: bool = False) -> None:
         """Drop an entry from every tier."""
         del self._entries[entry.key]
         if entry.on_disk:
-            self.discard_file(entry.key)
+            self.discard_file(entry.key, damaged=damaged)
         if entry.users:
             assert entry.handle is not None
             self._doomed[entry.handle] = entry

@@ -71,7 +71,7 @@ class DiskTier:
         except Unreadable as error:
             logger.warning("%s is passed over: %s", self._store.path(key), error)
             if error.useless:
-                self._index.discard_file(key)
+                self._index.discard_file(key, damaged=True)
             return Found(None, f"{NOT_STORED}: {error}")
 
     def bring(self, entry: Entry) -> bool:

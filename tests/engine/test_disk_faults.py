@@ -1,7 +1,6 @@
 """Faults of files and disks under a real engine: each ends in the right answer, with the reason in the report."""
 
 import os
-import resource
 import shutil
 import signal
 from pathlib import Path
@@ -9,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from cachecraft_rag import ChunkPrompt
+from cachecraft_rag.bench.faults import FAULTS, flip_bit, full_disk
 from cachecraft_rag.errors import EngineClosed, InvalidInput, StoreError
+from cachecraft_rag.store.audit import audit
+from cachecraft_rag.store.directory import StoreDirectory
 
 COUNT = 3
 SMALL = {"enable_prefix_caching": False, "max_num_batched_tokens": 256}
@@ -23,34 +25,12 @@ def processes(engine):
     return engine._client.requests._llm.engine_core.resources.engine_manager.processes
 
 
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def zero(path):
-    size = path.stat().st_size
-    path.write_bytes(bytes(size))
-
-
-def flip(path):
-    with path.open("r+b") as file:
-        file.seek(-1000, os.SEEK_END)
-        byte = file.read(1)
-        file.seek(-1000, os.SEEK_END)
-        file.write(bytes([byte[0] ^ 16]))
-
-
-def make_unreadable(path):
-    path.unlink()
-    path.mkdir()
-
-
-FAULTS = {
-    truncate: "damaged",
-    zero: "damaged",
-    flip: "checksum",
-    Path.unlink: "vanished",
-    make_unreadable: "cannot be read",
+REASONS = {
+    "truncated": "damaged",
+    "zeroed": "damaged",
+    "bit flipped": "checksum",
+    "vanished": "vanished",
+    "read fails": "cannot be read",
 }
 
 
@@ -86,7 +66,7 @@ def test_harmed_between_lookup_and_load(store_copy, start_engine, passages, asse
     others = passages(COUNT, 6)
     with start_engine(store_dir=folder, cpu_store_gb=0.0245, **SMALL) as engine:
         engine.prewarm(others, progress=False)
-        for number, (harm, reason) in enumerate(FAULTS.items()):
+        for number, (name, harm) in enumerate(FAULTS.items()):
             engine.prewarm(chunks, progress=False)
             ours = full_paths(folder, chunks)
             assert len(ours) == COUNT
@@ -96,25 +76,27 @@ def test_harmed_between_lookup_and_load(store_copy, start_engine, passages, asse
             answer = engine.generate(prompt, max_tokens=4, logprobs=5, policy="none", recompute_ratio=0.0)
             (refused,) = [chunk for chunk in answer.report.chunks if chunk.outcome == "REFUSED"]
             assert refused.recomputed == refused.tokens
-            assert reason in refused.reason
+            assert REASONS[name] in refused.reason
             assert answer.report.hits == COUNT - 1
             assert engine.check() == []
         engine.prewarm(chunks, progress=False)
         assert engine.generate(ChunkPrompt.chat(chunks, "At last?"), max_tokens=1).report.hits == COUNT
         assert_exact(engine, ChunkPrompt.chat(chunks, "At last?"))
+    assert audit(StoreDirectory(folder)).faults == ()
 
 
 def test_all_are_harmed_and_the_answer_is_that_of_plain_vllm(store_copy, start_engine, assert_exact):
     folder, chunks = store_copy
     with start_engine(store_dir=folder, **SMALL) as engine:
         for path in files(folder):
-            flip(path)
+            flip_bit(path)
         prompt = ChunkPrompt.chat(chunks, "What now?")
         answer = engine.generate(prompt, max_tokens=4, logprobs=5, policy="none", recompute_ratio=0.0)
         assert [chunk.outcome for chunk in answer.report.chunks] == ["REFUSED"] * COUNT
         assert all(chunk.exact for chunk in answer.report.chunks)
         assert_exact(engine, prompt, answer)
         assert engine.check() == []
+    assert audit(StoreDirectory(folder)).faults == ()
 
 
 def test_killed_while_storing(start_engine, tmp_path, passages):
@@ -138,25 +120,24 @@ def test_killed_while_storing(start_engine, tmp_path, passages):
         answer = engine.generate(ChunkPrompt.chat(chunks[:4], "All there?"), max_tokens=1)
         assert answer.report.hits == 4
         assert engine.check() == []
+    assert audit(StoreDirectory(tmp_path / "store")).faults == ()
 
 
 def test_a_full_disk_does_not_stop_serving(start_engine, tmp_path, passages, capfd):
     chunks = passages(3, 6)
     with start_engine(store_dir=tmp_path / "store", **SMALL) as engine:
         engine.prewarm(chunks[:1], progress=False)
-        for process in processes(engine):  # the kernel refuses to let any file of that process grow
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-        report = engine.prewarm(chunks, progress=False)
-        assert len(report.stored) == 2
-        answer = engine.generate(ChunkPrompt.chat(chunks[::-1], "Still there?"), max_tokens=1)
-        assert answer.report.hits == 3
-        assert engine.check() == []
-        for process in processes(engine):
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        (process,) = processes(engine)
+        with full_disk(process.pid):
+            report = engine.prewarm(chunks, progress=False)
+            assert len(report.stored) == 2
+            answer = engine.generate(ChunkPrompt.chat(chunks[::-1], "Still there?"), max_tokens=1)
+            assert answer.report.hits == 3
+            assert engine.check() == []
         more = passages(1, 6)
         engine.prewarm(more, progress=False)
     assert len(files(tmp_path / "store")) == 3  # the head, the first, and the last
-    assert not list((tmp_path / "store").rglob("*.partial"))
+    assert audit(StoreDirectory(tmp_path / "store")).faults == ()
     assert capfd.readouterr().err.count("kept in memory only") == 1
 
 

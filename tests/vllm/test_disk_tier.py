@@ -9,6 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cachecraft_rag.store.audit import audit
+
 HEAD = (1, 2, 3, 4)
 A, B, C, D = (tuple(range(start, start + 20)) for start in (100, 200, 300, 400))
 QUESTION = (7, 8, 9)
@@ -114,6 +116,7 @@ def test_a_file_harmed_after_the_lookup_is_computed_with_its_reason(start, harm,
     settle(other)
     assert other.check() == []
     assert len(list(other.disk.scan())) == 2, "the damaged file is gone"
+    assert audit(other.disk.directory).faults == ()
     assert outcomes(other.serve(HEAD, A, QUESTION)) == ["MISS"]
     settle(other)
     assert outcomes(start().serve(HEAD, B, A, QUESTION)) == ["HIT", "HIT"]
