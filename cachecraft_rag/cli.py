@@ -207,6 +207,29 @@ def eviction(
 
 
 @bench_app.command()
+def tiers(
+    model: Model = "smollm2-135m",
+    chunks: Annotated[int, typer.Option(min=1, help="Chunks in the prompt.")] = 8,
+    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 512,
+    repetitions: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 3,
+    dtype: DType = "auto",
+    json_file: Json = None,
+) -> None:
+    """Time to first token with the chunks in memory, on disk, and on a disk that has to be read."""
+    from cachecraft_rag.bench.tiers import bench_tiers
+    from cachecraft_rag.demo.defaults import fitting_dtype, model_folder
+
+    result = bench_tiers(
+        model_folder(model),
+        chunks=chunks,
+        chunk_tokens=chunk_tokens,
+        repetitions=repetitions,
+        dtype=fitting_dtype(dtype),
+    )
+    _finish(result, json_file)
+
+
+@bench_app.command()
 def soak(
     minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
     fault_seconds: Annotated[float, typer.Option(min=0.1, help="From one fault to the next, on average.")] = 4.0,

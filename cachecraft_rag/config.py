@@ -80,6 +80,8 @@ class EngineConfig:
     )
     # GiB of that folder, of all models together.
     disk_store_gb: float = field(default_factory=_from_environment(DISK_STORE_GB_VARIABLE, 20.0, _gib))
+    # Keep KV in 8 bits, in memory and on disk: a quarter of float32, half of bfloat16, and reuse is never exact.
+    compress: bool = False
     read_only: bool = False  # use what is stored, store nothing, in memory or on disk
     eviction: Eviction = "score"  # what leaves first: what saved least lately, or what was used longest ago
     namespace: str = "default"  # tenant: nothing is shared between two of them
@@ -135,7 +137,7 @@ class EngineConfig:
                 self._check_int(name, 1)
         if self.kv_cache_gb is not None:
             self._set("kv_cache_gb", _gib("kv_cache_gb", self.kv_cache_gb))
-        for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only"):
+        for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only", "compress"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")
         self._check_int("seed", 0, 2**32 - 1)

@@ -93,6 +93,7 @@ def test_malformed_variable_does_no_harm_where_the_argument_is_given(monkeypatch
         ("store_dir", 5),
         ("disk_store_gb", 0),
         ("read_only", 1),
+        ("compress", "int8"),
         ("seed", -1),
         ("seed", 2**32),
         ("vllm_args", [("block_size", 64)]),

@@ -113,8 +113,8 @@ class DiskIo:
 
     def _read(self, read: Read) -> _Loaded:
         try:
-            kv = self._memory.allocate(read.tokens)
-            self._disk.read(read.key, [kv.buffer()])
+            kv = self._memory.allocate_stored(read.tokens)
+            self._disk.read(read.key, kv.buffers())
         except Unreadable as error:
             return _Loaded(read.handle, None, str(error))
         except Exception as error:  # whatever it is, the chunk is computed
@@ -143,5 +143,5 @@ class DiskIo:
             self._disk.change_owners(change.key, add=change.add, remove=change.remove, pinned=change.pinned)
         else:
             assert kv is not None, "an entry to be written left memory"
-            return self._disk.write(replace(change.header, tensors=(kv.spec(),)), [kv.buffer()], change.victims)
+            return self._disk.write(replace(change.header, tensors=kv.specs()), kv.buffers(), change.victims)
         return []

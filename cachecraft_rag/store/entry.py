@@ -9,6 +9,17 @@ import numpy as np
 import numpy.typing as npt
 
 
+@dataclass(frozen=True, slots=True)
+class EntrySize:
+    """Bytes of stored KV."""
+
+    per_token: int
+    per_entry: int = 0
+
+    def of(self, tokens: int) -> int:
+        return self.per_entry + tokens * self.per_token
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One stored piece of KV.

@@ -6,48 +6,73 @@ from dataclasses import dataclass
 
 import torch
 
+from cachecraft_rag.store.compression import dequantise, quantise
 from cachecraft_rag.store.container import TensorSpec
 
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkKv:
-    """K (rotated to the positions it was computed at) and V of one stored piece, in the dtype the model computes in.
+    """K (rotated to the positions it was computed at) and V of one stored piece.
 
-    `data`: [layers, 2, tokens, kv_heads, head_size], contiguous: K and V of one layer are one piece of memory.
+    `data`: [layers, 2, tokens, kv_heads, head_size], contiguous: K and V of one layer are one piece of memory. In the
+    dtype the model computes in, or int8 with `scales`: [layers, 2, 1, kv_heads, head_size] in float32.
     """
 
     data: torch.Tensor
+    scales: torch.Tensor | None = None
 
     @property
     def key(self) -> torch.Tensor:
-        """[layers, tokens, kv_heads, head_size], a view."""
+        """[layers, tokens, kv_heads, head_size], a view of `data`."""
         return self.data[:, 0]
 
     @property
     def value(self) -> torch.Tensor:
-        """[layers, tokens, kv_heads, head_size], a view."""
+        """[layers, tokens, kv_heads, head_size], a view of `data`."""
         return self.data[:, 1]
 
     @property
+    def tokens(self) -> int:
+        return self.data.shape[2]
+
+    @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return self.data.nbytes + (self.scales.nbytes if self.scales is not None else 0)
 
-    def buffer(self) -> memoryview:
-        """The bytes themselves, not a copy."""
-        return memoryview(self.data.view(-1).view(torch.uint8).numpy())
+    def rows(self, rows: slice, dtype: torch.dtype, layers: slice = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some tokens as the model wants them, [layers, rows, kv_heads, head_size] each."""
+        data = self.data[layers, :, rows]
+        if self.scales is not None:
+            data = dequantise(data, self.scales[layers], dtype)
+        return data[:, 0], data[:, 1]
 
-    def spec(self) -> TensorSpec:
-        return TensorSpec("kv", _DTYPES[self.data.dtype], tuple(self.data.shape))
+    def compressed(self) -> ChunkKv:
+        return ChunkKv(*quantise(self.data)) if self.scales is None else self
+
+    def buffers(self) -> list[memoryview]:
+        """The bytes themselves, not a copy, in the order of `specs`."""
+        return [memoryview(tensor.view(-1).view(torch.uint8).numpy()) for tensor in self._tensors()]
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        names = ("kv", "scales")
+        tensors = zip(names, self._tensors(), strict=False)
+        return tuple(TensorSpec(name, _DTYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        return [self.data] if self.scales is None else [self.data, self.scales]
 
 
 class HostMemoryStore:
-    """Tensors by handle."""
+    """Tensors by handle. `dtype`: of the model's KV; with `compress` it is kept in 8 bits."""
 
-    def __init__(self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype, *, compress: bool = False
+    ) -> None:
         self._shape = (layers, kv_heads, head_size)
-        self._dtype = dtype
+        self.dtype = dtype
+        self._compress = compress
         self._entries: dict[int, ChunkKv] = {}
 
     def __len__(self) -> int:
@@ -58,12 +83,17 @@ class HostMemoryStore:
         return sum(entry.nbytes for entry in self._entries.values())
 
     def allocate(self, tokens: int) -> ChunkKv:
-        """Memory for one piece, not yet stored."""
-        layers, kv_heads, head_size = self._shape
-        return ChunkKv(torch.empty((layers, 2, tokens, kv_heads, head_size), dtype=self._dtype))
+        """Memory to capture one piece in, not yet stored."""
+        return ChunkKv(self._empty(tokens, self.dtype))
+
+    def allocate_stored(self, tokens: int) -> ChunkKv:
+        """Memory for one piece in the form in which it is kept."""
+        if not self._compress:
+            return self.allocate(tokens)
+        return ChunkKv(self._empty(tokens, torch.int8), self._empty(1, torch.float32))
 
     def put(self, handle: int, kv: ChunkKv) -> None:
-        self._entries[handle] = kv
+        self._entries[handle] = kv.compressed() if self._compress else kv
 
     def get(self, handle: int) -> ChunkKv | None:
         return self._entries.get(handle)
@@ -71,3 +101,7 @@ class HostMemoryStore:
     def free(self, handle: int) -> None:
         """Drop a piece; a handle that is not stored is ignored (its capture may never have finished)."""
         self._entries.pop(handle, None)
+
+    def _empty(self, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+        layers, kv_heads, head_size = self._shape
+        return torch.empty((layers, 2, tokens, kv_heads, head_size), dtype=dtype)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from cachecraft_rag.report import STORED_NOW, Outcome
 from cachecraft_rag.reuse import PlanSegment
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
+from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
 
@@ -36,15 +37,18 @@ class Classifier:
         keys: KeyMaker,
         head: Sequence[int],
         *,
-        bytes_per_token: int,
+        size: EntrySize,
         min_chunk_tokens: int,
         disk: DiskTier | None = None,
+        lossless: bool = True,
     ) -> None:
+        """`lossless`: stored KV is what was computed, so that reuse behind the same prefix is exact."""
         self._index = index
-        self._disk = disk or DiskTier(index, None, bytes_per_token)
+        self._disk = disk or DiskTier(index, None, size)
         self._keys = keys
         self._head = np.asarray(head, dtype=np.int32)
-        self._bytes_per_token = bytes_per_token
+        self._size = size
+        self._lossless = lossless
         self._min_chunk_tokens = min_chunk_tokens
 
     def awaits_pending(self, params: RequestParams, token_ids: Ids) -> bool:
@@ -59,22 +63,27 @@ class Classifier:
     def bytes_to_store(self, params: RequestParams) -> int:
         """Memory that the chunks of a prewarm take, if none is there yet."""
         tokens = sum(stop - start for start, stop, chunk_id, *_ in params.segments if chunk_id is not None)
-        return (tokens + self._head.size) * self._bytes_per_token
+        return self._size.of(tokens) + self._size.of(self._head.size)
 
     def classify(
-        self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read: bool = True
+        self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read_from: int | None = 0
     ) -> list[Finding]:
         """Findings that tile the prompt. Entries named by a finding's `handle` or `capture` are acquired.
 
         `store`: whether canonical KV that this request computes, at positions `lower` to `upper`, may be stored;
-        `read`: whether what is stored will be read at these positions, and must come from the disk if it is there.
+        `read_from`: what is stored is read from that position on, and must come from the disk if it is there; None
+        where nothing is read.
         """
+
+        def reads(start: int, stop: int) -> bool:
+            return read_from is not None and stop > read_from and start < upper
+
         head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
             if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
                 storable = store and lower == 0 and self._head.size <= upper
-                findings.append(self._head_finding(params.namespace, storable, read and lower < self._head.size))
+                findings.append(self._head_finding(params.namespace, storable, reads(0, self._head.size)))
                 start = self._head.size
                 if start == stop:
                     continue
@@ -90,7 +99,7 @@ class Classifier:
                 (chunk_id, digest),
                 canonical=canonical,
                 store=store and canonical and start >= lower and stop <= upper,
-                read=read and stop > lower and start < upper,
+                read=reads(start, stop),
             )
             self._note_document(finding, document_id)
             findings.append(finding)
@@ -103,7 +112,7 @@ class Classifier:
         if entry is not None and entry.ready:
             if read and not self._disk.bring(entry):
                 return Finding(segment, None, "", None)
-            return Finding(replace(segment, handle=self._use(entry), exact=True), Outcome.HIT, "", None)
+            return Finding(replace(segment, handle=self._use(entry), exact=self._lossless), Outcome.HIT, "", None)
         if entry is None and store:
             segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0, None, None))
         return Finding(segment, None, "", None)
@@ -144,8 +153,11 @@ class Classifier:
         if read and not self._disk.bring(entry):
             return Finding(segment, Outcome.REFUSED, "on disk, but memory has no room to read it into", number)
         moved = segment.start - entry.cached_at
-        segment = replace(segment, handle=self._use(entry), cached_at=entry.cached_at, exact=canonical and moved == 0)
-        reason = "same prefix as when it was stored" if segment.exact else f"moved by {moved:+d} tokens, other prefix"
+        exact = canonical and moved == 0
+        reason = "same prefix as when it was stored" if exact else f"moved by {moved:+d} tokens, other prefix"
+        if not self._lossless:
+            exact, reason = False, f"{reason}, compressed"
+        segment = replace(segment, handle=self._use(entry), cached_at=entry.cached_at, exact=exact)
         return Finding(segment, Outcome.HIT, reason, number)
 
     def _use(self, entry: Entry) -> int | None:
@@ -161,7 +173,7 @@ class Classifier:
             key,
             namespace=namespace,
             token_ids=token_ids.copy(),
-            nbytes=token_ids.size * self._bytes_per_token,
+            nbytes=self._size.of(token_ids.size),
             cached_at=start,
             chunk_id=chunk_id,
             digest=digest,

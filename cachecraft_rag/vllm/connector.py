@@ -42,7 +42,9 @@ class CachecraftConnector(KVConnectorBase_V1):
         """Worker side, once, after the model is loaded and the paged cache is allocated."""
         settings = ConnectorSettings.from_vllm_config(self._vllm_config)
         disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config))
-        self._worker = WorkerHalf(self._vllm_config, self._kv_cache_config, model, device, disk)
+        self._worker = WorkerHalf(
+            self._vllm_config, self._kv_cache_config, model, device, disk, compress=settings.compress
+        )
 
     # Scheduler side
 

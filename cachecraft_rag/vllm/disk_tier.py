@@ -11,6 +11,7 @@ from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.store.changes import DiskOrders, DiskReport, Read, Write
 from cachecraft_rag.store.directory import StoreDirectory
 from cachecraft_rag.store.disk import DiskStore, Unreadable
+from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.store.header import EntryHeader
 from cachecraft_rag.store.owners import read_owners
 from cachecraft_rag.vllm.settings import ConnectorSettings
@@ -32,13 +33,11 @@ class DiskTier:
     `namespace_share`: how much of the disk budget one namespace may take.
     """
 
-    def __init__(
-        self, index: KvIndex, store: DiskStore | None, bytes_per_token: int, namespace_share: float = 1.0
-    ) -> None:
+    def __init__(self, index: KvIndex, store: DiskStore | None, size: EntrySize, namespace_share: float = 1.0) -> None:
         self._namespace_share = namespace_share
         self._index = index
         self._store = store
-        self._bytes_per_token = bytes_per_token
+        self._size = size
         self._reads: list[Read] = []
         self._ordered = 0
         self._complained = False
@@ -146,7 +145,7 @@ class DiskTier:
             header.key,
             namespace=header.namespace,
             token_ids=header.token_ids,
-            nbytes=header.token_ids.size * self._bytes_per_token,
+            nbytes=self._size.of(header.token_ids.size),
             cached_at=header.cached_at,
             chunk_id=header.chunk_id,
             digest=header.digest,

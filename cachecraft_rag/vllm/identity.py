@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from cachecraft_rag.store import KeyMaker
+from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.vllm.settings import ConnectorSettings
 
 
@@ -17,7 +18,7 @@ def key_maker(settings: ConnectorSettings, vllm_config: Any, kv_cache_config: An
         "rope_scaling": getattr(text_config, "rope_scaling", None),
     }
     spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    identity = {
+    identity: dict[str, object] = {
         "weights": settings.weights_fingerprint,
         "revision": model.revision,
         "tokenizer": settings.tokenizer_fingerprint,
@@ -30,11 +31,16 @@ def key_maker(settings: ConnectorSettings, vllm_config: Any, kv_cache_config: An
         "kv_heads": spec.num_kv_heads,
         "head_size": spec.head_size,
     }
+    if settings.compress:
+        identity["compression"] = "int8 per channel"
     return KeyMaker(identity, settings.head_token_ids)
 
 
-def bytes_per_token(kv_cache_config: Any) -> int:
-    """Bytes of K and V of one token, all layers, on one rank."""
+def entry_size(settings: ConnectorSettings, kv_cache_config: Any) -> EntrySize:
+    """What K and V of all layers take, on one rank."""
     group = kv_cache_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
-    return int(2 * len(group.layer_names) * spec.num_kv_heads * spec.head_size * spec.dtype.itemsize)
+    numbers = 2 * len(group.layer_names) * spec.num_kv_heads * spec.head_size
+    if settings.compress:
+        return EntrySize(per_token=numbers, per_entry=4 * numbers)  # its scales
+    return EntrySize(per_token=numbers * spec.dtype.itemsize)

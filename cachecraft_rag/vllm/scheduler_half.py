@@ -20,7 +20,7 @@ from cachecraft_rag.vllm.chunk_reports import chunk_reports, refused_reports
 from cachecraft_rag.vllm.classify import Classifier, Finding
 from cachecraft_rag.vllm.control import run_control
 from cachecraft_rag.vllm.disk_tier import DiskTier, open_disk
-from cachecraft_rag.vllm.identity import bytes_per_token, key_maker
+from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.protocol import (
     ConnectorMetadata,
     PlanId,
@@ -69,15 +69,16 @@ class SchedulerHalf:
         share = settings.namespace_share
         self._index = KvIndex(settings.store_bytes, get_eviction(settings.eviction), namespace_share=share)
         keys = key_maker(settings, vllm_config, kv_cache_config)
-        token_bytes = bytes_per_token(kv_cache_config)
-        self._disk = DiskTier(self._index, open_disk(settings, keys), token_bytes, share)
+        size = entry_size(settings, kv_cache_config)
+        self._disk = DiskTier(self._index, open_disk(settings, keys), size, share)
         self._classifier = Classifier(
             self._index,
             keys,
             settings.head_token_ids,
-            bytes_per_token=token_bytes,
+            size=size,
             min_chunk_tokens=settings.min_chunk_tokens,
             disk=self._disk,
+            lossless=not settings.compress,
         )
         self._requests: dict[str, _RequestState] = {}
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
@@ -145,7 +146,7 @@ class SchedulerHalf:
             store=not self._settings.read_only and (params.prewarm or self._settings.store_misses),
             lower=num_computed_tokens,
             upper=end,
-            read=_reads(params),
+            read_from=self._read_from(params, num_computed_tokens),
         )
         plan = self._plan(state, num_computed_tokens, end)
         if params.prewarm:
@@ -245,12 +246,18 @@ class SchedulerHalf:
         tokens = request.num_prompt_tokens
         state.prefix_cache_tokens = tokens - 1
         state.findings = self._classifier.classify(
-            state.params, state.token_ids, store=False, lower=tokens, upper=tokens
+            state.params, state.token_ids, store=False, lower=tokens, upper=tokens, read_from=None
         )
         self._count_uses(state.findings, None)
         for finding in state.findings:
             if finding.segment.handle is not None:
                 self._index.release(finding.segment.handle)
+
+    def _read_from(self, params: RequestParams, num_computed_tokens: int) -> int | None:
+        """The first position whose stored KV is looked at. A question's attention is on what lies in blocks, too."""
+        if not _reads(params):
+            return None
+        return 0 if get_policy(params.policy).needs_question_pass else num_computed_tokens
 
     def _count_uses(self, findings: Sequence[Finding], plan: Plan | None) -> None:
         """Tell the eviction policy what was used, and how much of it had to be recomputed."""

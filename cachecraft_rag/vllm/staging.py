@@ -34,7 +34,7 @@ class Stager:
     def stored(self, span: StagedSpan) -> ChunkKv | None:
         """What the store holds of a span; None where it is gone or too short."""
         kv = self._store.get(span.handle)
-        return None if kv is None or kv.key.shape[1] < span.source_start + span.stop - span.start else kv
+        return None if kv is None or kv.tokens < span.source_start + span.stop - span.start else kv
 
     @torch.inference_mode()
     def key(self, span: StagedSpan, layer: int) -> torch.Tensor | None:
@@ -42,7 +42,8 @@ class Stager:
         kv = self.stored(span)
         if kv is None:
             return None
-        key = kv.key[layer, _rows(span)].to(self._device, non_blocking=True)
+        keys, _ = kv.rows(_rows(span), self._store.dtype, slice(layer, layer + 1))
+        key = keys[0].to(self._device, non_blocking=True)
         spec = self._rotary[layer]
         return key if spec is None or span.delta == 0 else rotate(key, spec, span.delta)
 
@@ -55,8 +56,9 @@ class Stager:
             positions = np.arange(span.start, span.stop)
             placed = positions if places is None else places[positions]
             slot_mapping = self._forward.to_device(slots(placed, block_ids, self._forward.block_size))
-            value = kv.value[:, _rows(span)].to(self._device, non_blocking=True)
-            key = self._turned(kv.key[:, _rows(span)].to(self._device, non_blocking=True), span.delta)
+            stored = kv.rows(_rows(span), self._store.dtype)
+            key, value = (part.to(self._device, non_blocking=True) for part in stored)
+            key = self._turned(key, span.delta)
             for layer in range(len(self._forward.layers)):
                 self._forward.write(layer, key[layer], value[layer], slot_mapping)
 

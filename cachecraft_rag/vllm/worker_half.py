@@ -73,10 +73,13 @@ class WorkerHalf:
         model: torch.nn.Module,
         device: torch.device,
         disk: DiskStore | None = None,
+        *,
+        compress: bool = False,
     ):
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
-        self._store = HostMemoryStore(len(self._forward.layers), spec.num_kv_heads, spec.head_size, spec.dtype)
+        shape = (len(self._forward.layers), spec.num_kv_heads, spec.head_size)
+        self._store = HostMemoryStore(*shape, spec.dtype, compress=compress)
         self._stager = Stager(self._forward, self._store, rotary_specs(model, self._forward.layer_names), device)
         self._disk = DiskIo(disk, self._store) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
@@ -138,7 +141,9 @@ class WorkerHalf:
     def _awaits_disk(self, running: _RunningPlan) -> bool:
         if self._disk is None or running.staged:
             return False
-        return any(self._disk.is_loading(span.handle) for span in running.message.plan.staged)
+        plan = running.message.plan
+        spans = plan.staged if plan.question is None else (*plan.staged, *plan.question.keys)
+        return any(self._disk.is_loading(span.handle) for span in spans)
 
     def _run_slice(self) -> None:
         taken: list[tuple[_RunningPlan, SlicePart]] = []

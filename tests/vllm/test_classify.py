@@ -3,6 +3,7 @@ import pytest
 
 from cachecraft_rag.report import Outcome
 from cachecraft_rag.store import KeyMaker, KvIndex
+from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.vllm.classify import Classifier
 from cachecraft_rag.vllm.protocol import RequestParams
 
@@ -41,7 +42,7 @@ def classifier(index):
 
 
 def make(index, head=HEAD, min_chunk_tokens=8):
-    return Classifier(index, KeyMaker({}, head), head, bytes_per_token=BYTES, min_chunk_tokens=min_chunk_tokens)
+    return Classifier(index, KeyMaker({}, head), head, size=EntrySize(BYTES), min_chunk_tokens=min_chunk_tokens)
 
 
 def classify(classifier, prompt, store=True, lower=0, upper=None):
@@ -218,3 +219,12 @@ def test_stored_token_ids_do_not_keep_the_prompt_alive(classifier, index):
     (entry,) = (entry for entry in index if entry.chunk_id == "a")
     assert entry.token_ids.tolist() == list(A)
     assert entry.token_ids.base is None
+
+
+def test_compressed_kv_is_never_exact(index):
+    lossy = Classifier(index, KeyMaker({}, HEAD), HEAD, size=EntrySize(BYTES), min_chunk_tokens=8, lossless=False)
+    store_canonical(lossy, index, (A, "a"))
+    head, chunk, _ = classify(lossy, Prompt(HEAD, (A, "a"), QUESTION))
+    assert (head.segment.exact, chunk.segment.exact) == (False, False)
+    assert chunk.outcome is Outcome.HIT
+    assert chunk.reason == "same prefix as when it was stored, compressed"

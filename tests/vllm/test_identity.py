@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cachecraft_rag.vllm.identity import bytes_per_token, key_maker
+from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.settings import ConnectorSettings
 
 SETTINGS = {
@@ -41,6 +41,7 @@ def key(settings=None, model=None, cache_config=None):
         {"settings": {"tokenizer_fingerprint": "other"}},
         {"settings": {"weights_fingerprint": "other"}},
         {"settings": {"head_token_ids": (1, 2, 3)}},
+        {"settings": {"compress": True}},
         {"model": {"revision": "abc"}},
         {"model": {"dtype": torch.float32}},
         {"model": {"quantization": "awq"}},
@@ -65,8 +66,11 @@ def test_what_does_not_change_the_numbers_does_not_change_the_key(changed):
 
 
 def test_bytes_of_a_token():
-    assert bytes_per_token(cache()) == 2 * 30 * 3 * 64 * 2
-    assert bytes_per_token(cache(dtype=torch.float32)) == 2 * 30 * 3 * 64 * 4
+    settings, small = ConnectorSettings(**SETTINGS), ConnectorSettings(**SETTINGS, compress=True)
+    numbers = 2 * 30 * 3 * 64
+    assert entry_size(settings, cache()).of(10) == 10 * numbers * 2
+    assert entry_size(settings, cache(dtype=torch.float32)).of(10) == 10 * numbers * 4
+    assert entry_size(small, cache()).of(10) == 10 * numbers + 4 * numbers
 
 
 def test_settings_travel_through_vllms_configuration():
