@@ -3,17 +3,22 @@
 import json
 import logging
 import tempfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.store.audit import audit
+from cachecraft_rag.vllm.protocol import prompt_digest
+from cachecraft_rag.vllm.salts import cache_salt
 
 HEAD = (1, 2, 3, 4)
 A, B, C, D = (tuple(range(start, start + 20)) for start in (100, 200, 300, 400))
 QUESTION = (7, 8, 9)
+SECRET = "secret"
 EVICTIONS = ("lru", "score")
 
 
@@ -94,6 +99,19 @@ def test_what_the_prefix_cache_covers_is_not_read(start):
     other = start()
     other.serve(HEAD, A, B, QUESTION, prefix=24)
     assert other.ask({"op": "stats"})["promoted"] == 1
+
+
+def test_a_question_pass_reads_what_the_prefix_cache_covers_too(start):
+    settle(start()).prewarm(A, B, C)
+    other = start()
+    params, ids = other.params(HEAD, C, A, B, QUESTION, policy="question", ratio=0.5)
+    digest = prompt_digest(get_policy("question"), np.array(ids, dtype=np.int32))
+    salt = cache_salt(SECRET, replace(params, prompt=digest))
+    request = other.arrive(HEAD, C, A, B, QUESTION, policy="question", ratio=0.5, salt=salt)
+    other.schedule(request, prefix=44)
+    (message,) = other.half.take_metadata().plans
+    assert {span.start for span in message.plan.question.keys} == {0, 4, 24, 44}
+    assert other.half._index.stats().promoted == 4
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The worker half with a forward that only notes what it was asked to do."""
 
+import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +12,10 @@ import torch
 from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan
 from cachecraft_rag.reuse.plan import QuestionPass
 from cachecraft_rag.reuse.policies import RepairableChunk
+from cachecraft_rag.store.changes import DiskOrders, Read, Remove, Write
+from cachecraft_rag.store.directory import StoreDirectory
+from cachecraft_rag.store.disk import DiskStore
+from cachecraft_rag.store.header import EntryHeader
 from cachecraft_rag.vllm import staging
 from cachecraft_rag.vllm import worker_half as module
 from cachecraft_rag.vllm.capture import Recorder
@@ -58,14 +64,19 @@ class FakeForward:
 
 
 @pytest.fixture
-def worker(monkeypatch):
+def make_worker(monkeypatch):
     monkeypatch.setattr(module, "SelectiveForward", FakeForward)
     monkeypatch.setattr(module, "rotary_specs", lambda model, names: [None] * LAYERS)
     monkeypatch.setattr(module, "max_runs_per_slice", lambda config, layer: MAX_RUNS)
     config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=MAX_ROWS))
     spec = SimpleNamespace(num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)])
-    return WorkerHalf(config, cache, None, torch.device("cpu"))
+    return lambda disk=None, **options: WorkerHalf(config, cache, None, torch.device("cpu"), disk, **options)
+
+
+@pytest.fixture
+def worker(make_worker):
+    return make_worker()
 
 
 def message(name, compute, *, end=None, staged=(), captures=(), block=0, first_id=100):
@@ -326,3 +337,130 @@ def test_shared_blocks_keep_their_places_in_the_pass(worker, monkeypatch):
     ask(worker, monkeypatch, [span], [4, 5, 10, 11], end=12, chunks=chunks, ratio=0.1, lower=4)
     assert worker._forward.places[0] == [[8, 9]]
     assert cached(worker, 0, range(4)) == [-1, -1, -1, -1]
+
+
+class SlowDisk(DiskStore):
+    """Reads wait until `gate` is set."""
+
+    gate = threading.Event()
+
+    def read(self, *arguments, **options):
+        self.gate.wait()
+        return super().read(*arguments, **options)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    SlowDisk.gate.clear()
+    yield SlowDisk(StoreDirectory(tmp_path / "store"), "m" * 64)
+    SlowDisk.gate.set()
+
+
+def orders(*changes, reads=()):
+    return ConnectorMetadata(disk=DiskOrders(list(reads), list(changes)))
+
+
+def header(key, tokens):
+    return EntryHeader(key, "m" * 64, "one", np.arange(tokens, dtype=np.int32), 0, "id", None, (), (), "")
+
+
+def report_of(worker, wanted):
+    """Step until the disk has reported what is wanted."""
+    while True:
+        time.sleep(0.001)
+        worker.step(ConnectorMetadata())
+        report = worker.take_report()
+        if report is not None and wanted(report.disk):
+            return report.disk
+
+
+@pytest.fixture
+def worker_with_file(make_worker, disk):
+    """Entry "a" of six tokens, ids 500 on, is on disk and not in memory."""
+    worker = make_worker(disk)
+    stored_piece(worker, 5, 6)
+    worker.step(orders(Write(5, header("a", 6))))
+    report_of(worker, lambda report: report.written == [5])
+    step(worker, freed=[5])
+    yield worker
+    SlowDisk.gate.set()
+    worker.close()
+
+
+def test_a_plan_waits_for_the_disk_and_others_do_not(worker_with_file):
+    worker = worker_with_file
+    waiting = message("a", [0, 1, 8], staged=[StagedSpan(9, 0, 2, 8, 0)])
+    metadata = orders(reads=[Read(9, "a", 6)])
+    metadata.plans = [waiting, message("b", range(5), block=8)]
+    worker.step(metadata)
+    assert worker.take_finished() == {"b"}
+    worker.take_report()
+    step(worker)
+    assert worker._forward.slices == [[[0, 1, 2, 3, 4]]]
+    SlowDisk.gate.set()
+    assert report_of(worker, lambda report: report.loaded).loaded == [9]
+    step(worker)
+    assert cached(worker, 0, range(9)) == [100, 101, 500, 501, 502, 503, 504, 505, 108]
+
+
+def test_a_question_waits_for_the_keys_it_looks_at_too(worker_with_file, monkeypatch):
+    """They lie in vLLM's prefix cache, so they are not staged, but the question's attention needs them."""
+    monkeypatch.setattr("cachecraft_rag.vllm.question.tensor_parallel_mean", lambda values: values)
+    worker = worker_with_file
+    key = StagedSpan(9, 0, 0, 6, 0)
+    question = QuestionPass("question", 0.5, 1, np.array([7]), (key,), (RepairableChunk("a", 0, 6, {}),))
+    plan = Plan(6, 8, np.array([6, 7]), (), (), question)
+    metadata = orders(reads=[Read(9, "a", 6)])
+    metadata.plans = [PlanMessage(("a", 1), plan, np.arange(100, 108), np.array([0, 1]))]
+    worker.step(metadata)
+    assert worker._forward.slices == []
+    SlowDisk.gate.set()
+    report_of(worker, lambda report: report.loaded)
+    step(worker)
+    assert worker._queue == {}
+    assert worker._forward.slices[0] == [[7]]
+
+
+def test_what_cannot_be_read_is_computed_with_the_disks_reason(worker_with_file, disk):
+    worker = worker_with_file
+    disk.path("a").write_bytes(disk.path("a").read_bytes()[:-4])
+    SlowDisk.gate.set()
+    metadata = orders(reads=[Read(9, "a", 6)])
+    metadata.plans = [message("a", [0], end=8, staged=[StagedSpan(9, 0, 2, 8, 0)])]
+    worker.step(metadata)
+    results = {}
+    while not results:
+        time.sleep(0.001)
+        report = worker.take_report()
+        results |= report.results if report is not None else {}
+        worker.step(ConnectorMetadata())
+    assert "damaged" in results["a", 1].missing[9]
+    assert cached(worker, 0, [0, *range(2, 8)]) == [100.0, *(100.0 + n for n in range(2, 8))]
+
+
+def test_a_plan_cancelled_while_it_waits_for_the_disk_ends_once(worker_with_file):
+    worker = worker_with_file
+    metadata = orders(reads=[Read(9, "a", 6)])
+    metadata.plans = [message("a", [0, 1, 8], staged=[StagedSpan(9, 0, 2, 8, 0)])]
+    worker.step(metadata)
+    finished, report = step(worker, cancelled=[("a", 1)])
+    assert finished == {"a"}
+    assert report.results["a", 1].cancelled
+    SlowDisk.gate.set()
+    assert report_of(worker, lambda report: report.loaded).loaded == [9]
+    assert worker.take_finished() == set()
+
+
+def test_closing_makes_the_changes_that_were_ordered(make_worker, disk):
+    worker = make_worker(disk)
+    stored_piece(worker, 5, 6)
+    worker.step(orders(Write(5, header("a", 6)), Write(5, header("b", 6)), Remove("a")))
+    worker.close()
+    assert [found.key for found in disk.scan()] == ["b"]
+
+
+def test_compressed_kv_is_staged_as_numbers(make_worker):
+    worker = make_worker(compress=True)
+    stored_piece(worker, 5, 6)
+    run_all(worker, message("a", [0, 1, 8], staged=[StagedSpan(5, 0, 2, 8, 0)]))
+    assert cached(worker, 0, range(9)) == pytest.approx([100, 101, *range(500, 506), 108], abs=505 / 254)
