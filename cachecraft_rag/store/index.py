@@ -15,16 +15,17 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.store.changes import Change, ChangeOwners, Remove
+from cachecraft_rag.store.changes import Change
 from cachecraft_rag.store.entry import Entry, IndexStats, may_leave_disk, may_leave_memory
 from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed
+from cachecraft_rag.store.pending_changes import PendingChanges
 
 
 class KvIndex:
     """Decides what is stored. Bytes in memory, pending and deleted-but-read ones included, never exceed capacity.
 
     Handles whose tensors the worker must free are collected and taken with `take_freed`, what is to be changed on disk
-    with `take_changes`. `namespace_share`: how much of the capacity one namespace may take, above 0 and up to 1; a full
+    in `changes`. `namespace_share`: how much of the capacity one namespace may take, above 0 and up to 1; a full
     one evicts its own entries.
     """
 
@@ -38,8 +39,7 @@ class KvIndex:
         self._doomed: dict[int, Entry] = {}
         self._by_handle: dict[int, Entry] = {}
         self._freed: list[int] = []
-        self._changes: list[Change] = []
-        self._leaving: set[str] = set()
+        self.changes = PendingChanges()
         self._handles = itertools.count(1)
         self._used = 0
         self._used_by: Counter[str] = Counter()
@@ -150,7 +150,7 @@ class KvIndex:
         """Its file is to be written; it stays in memory until `release`."""
         entry.on_disk = True
         self.acquire(entry)
-        self._changes.append(write)
+        self.changes.add(write)
 
     def left_disk(self, key: str) -> None:
         """An entry's file was evicted, or could not be written. Where memory has it too, it stays there."""
@@ -161,19 +161,6 @@ class KvIndex:
         if entry.handle is None:
             del self._entries[key]
             self._counts["evicted"] += 1
-
-    def discard_file(self, key: str, *, damaged: bool) -> None:
-        """There is, or was, a file of that key which is of no use any more; it goes."""
-        self._changes.append(Remove(key, damaged))
-        self._leaving.add(key)
-
-    def removed(self, key: str) -> None:
-        """The file of a deleted entry is gone."""
-        self._leaving.discard(key)
-
-    def is_leaving(self, key: str) -> bool:
-        """Whether a file of that key is still there, but was deleted or found damaged."""
-        return key in self._leaving
 
     def victims_on_disk(self, nbytes: int, namespace: str | None = None) -> list[str]:
         """Keys whose files may go so that about `nbytes` are freed, lowest rank first; maybe too few."""
@@ -187,7 +174,7 @@ class KvIndex:
 
     def evict_file(self, key: str) -> None:
         """Have a file removed that may go."""
-        self.discard_file(key, damaged=False)
+        self.changes.remove(key)
         self.left_disk(key)
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
@@ -203,8 +190,8 @@ class KvIndex:
         owned = [e for e in self._entries.values() if e.namespace == namespace and document_id in e.documents]
         for entry in owned:
             entry.documents.discard(document_id)
-            if entry.documents and entry.on_disk:
-                self._changes.append(ChangeOwners(entry.key, remove=(document_id,)))
+            if entry.documents:
+                self.changes.document(entry, document_id, owns=False)
         gone = {entry.key for entry in owned if not entry.documents}
         return self.delete(lambda entry: entry.key in gone)
 
@@ -212,15 +199,13 @@ class KvIndex:
         """The entry's text is in that document, too."""
         if document_id not in entry.documents:
             entry.documents.add(document_id)
-            if entry.on_disk:
-                self._changes.append(ChangeOwners(entry.key, add=(document_id,)))
+            self.changes.document(entry, document_id, owns=True)
 
     def pin(self, entry: Entry, pinned: bool) -> None:
         """Keep an entry from being evicted, in every tier, or let it go again."""
         if entry.pinned != pinned:
             entry.pinned = pinned
-            if entry.on_disk:
-                self._changes.append(ChangeOwners(entry.key, pinned=pinned))
+            self.changes.pin(entry)
 
     @property
     def has_freed(self) -> bool:
@@ -232,17 +217,16 @@ class KvIndex:
         freed, self._freed = self._freed, []
         return freed
 
-    def take_changes(self) -> list[Change]:
-        """What is to be changed on disk; of use only where there is a disk tier."""
-        changes, self._changes = self._changes, []
-        return changes
+    def room(self, namespace: str, *, eventually: bool = False) -> int:
+        """Bytes that a new entry of that namespace could take at the cost of others.
 
-    def room(self, namespace: str) -> int:
-        """Bytes that a new entry of that namespace could take now, at the cost of others."""
+        `eventually`: once nothing is being computed, read or written any more, so that only pins stay.
+        """
         free, own = self.capacity_bytes - self._used, self._quota - self._used_by[namespace]
-        for entry in filter(may_leave_memory, self._entries.values()):
-            free += entry.nbytes
-            own += entry.nbytes if entry.namespace == namespace else 0
+        for entry in self._by_handle.values():
+            if may_leave_memory(entry) or (eventually and not entry.pinned):
+                free += entry.nbytes
+                own += entry.nbytes if entry.namespace == namespace else 0
         return min(free, own)
 
     def stats(self, namespace: str | None = None) -> IndexStats:
@@ -325,7 +309,7 @@ class KvIndex:
         """Drop an entry from every tier."""
         del self._entries[entry.key]
         if entry.on_disk:
-            self.discard_file(entry.key, damaged=damaged)
+            self.changes.remove(entry.key, damaged=damaged)
         if entry.users:
             assert entry.handle is not None
             self._doomed[entry.handle] = entry

@@ -61,7 +61,7 @@ class DiskTier:
     def find(self, key: str) -> Found:
         """Look a key up; an entry that another process has stored meanwhile is found, too."""
         entry = self._index.get(key)
-        if entry is not None or self._store is None or self._index.is_leaving(key):
+        if entry is not None or self._store is None or self._index.changes.is_leaving(key):
             return Found(entry)
         if not self._store.path(key).exists():
             return Found(None)
@@ -70,7 +70,7 @@ class DiskTier:
         except Unreadable as error:
             logger.warning("%s is passed over: %s", self._store.path(key), error)
             if error.useless:
-                self._index.discard_file(key, damaged=True)
+                self._index.changes.remove(key, damaged=True)
             return Found(None, f"{NOT_STORED}: {error}")
 
     def bring(self, entry: Entry) -> bool:
@@ -107,7 +107,7 @@ class DiskTier:
 
     def take_orders(self) -> DiskOrders:
         """What the worker half must read and change, in this step."""
-        changes = self._index.take_changes()
+        changes = self._index.changes.take()
         if self._store is None or self._store.directory.read_only:
             changes = []
         orders = DiskOrders(self._reads, changes)
@@ -136,7 +136,7 @@ class DiskTier:
                 self._index.left_disk(entry.key)
             self._index.release(handle)
         for key in report.removed:
-            self._index.removed(key)
+            self._index.changes.removed(key)
         for key in report.dropped:
             self._index.left_disk(key)
 

@@ -84,7 +84,8 @@ class SchedulerHalf:
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
         self._outbox = ConnectorMetadata()
         self._store_bytes = 0
-        self._room: dict[str, int] = {}  # of the index by namespace, until the next step
+        self._room: dict[str, int] = {}  # of the index, by namespace, until the next step
+        self._eventual_room: dict[str, int] = {}  # for the same namespaces
 
     def on_new_request(self, request: Any) -> None:
         transfer = request.kv_transfer_params
@@ -221,9 +222,11 @@ class SchedulerHalf:
         """Whether a prewarm should wait until others are computed and written, so that they can leave memory."""
         if not self._in_flight and not self._disk.pending:
             return False
-        if params.namespace not in self._room:
-            self._room[params.namespace] = self._index.room(params.namespace)
-        return self._classifier.bytes_to_store(params) > self._room[params.namespace]
+        name = params.namespace
+        if name not in self._room:
+            self._room[name] = self._index.room(name)
+            self._eventual_room[name] = self._index.room(name, eventually=True)
+        return self._room[name] < self._classifier.bytes_to_store(params) <= self._eventual_room[name]
 
     def _plan(self, state: _RequestState, num_computed_tokens: int, end: int) -> Plan:
         params = state.params

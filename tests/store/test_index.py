@@ -167,3 +167,6 @@ def test_room_is_what_a_new_entry_could_take():
     assert index.room("one") == 20
     assert index.room("two") == 30
     assert index.room("three") == 30
+    index.acquire(index.get("b"))
+    assert index.room("one") == 10
+    assert index.room("one", eventually=True) == 20
