@@ -13,6 +13,9 @@ class PendingChanges:
         self._changes: list[Change] = []
         self._leaving: set[str] = set()
 
+    def __len__(self) -> int:
+        return len(self._changes)
+
     def take(self) -> list[Change]:
         """All so far, each once."""
         changes, self._changes = self._changes, []

@@ -51,8 +51,10 @@ class DiskTier:
 
     @property
     def pending(self) -> int:
-        """Changes that were ordered and not yet made."""
-        return self._ordered
+        """Changes that were decided and not yet made."""
+        if self._store is None or self._store.directory.read_only:
+            return 0
+        return self._ordered + len(self._index.changes)
 
     @property
     def capacity_bytes(self) -> int | None:
