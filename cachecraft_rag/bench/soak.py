@@ -117,7 +117,7 @@ class _Soak:
         actions: dict[Callable[[random.Random], None], int] = {
             self._ask: 50,
             self._compare_exact: 8,
-            self._compare_reuse: 14,
+            self._compare_reuse: 20,
             self._abort: 8,
             self._prewarm: 10,
             self._delete: 6,
@@ -134,6 +134,7 @@ class _Soak:
             self._engine.generate(
                 self._prompt(order, rng.choice(_QUESTIONS)),
                 namespace=rng.choice(_TENANTS),
+                policy=rng.choice(["first", "random", "question"]),
                 recompute_ratio=rng.choice([0.0, 0.15, 0.5]),
                 max_tokens=rng.randint(1, 8),
             )
