@@ -39,6 +39,7 @@ class DiskTier:
         self._store = store
         self._size = size
         self._reads: list[Read] = []
+        self._reading: set[int] = set()
         self._ordered = 0
         self._complained = False
         self.used_bytes = 0
@@ -55,6 +56,11 @@ class DiskTier:
         if self._store is None or self._store.directory.read_only:
             return 0
         return self._ordered + len(self._index.changes)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether an entry is on its way into memory, which its bytes are counted in already."""
+        return bool(self._reading)
 
     @property
     def capacity_bytes(self) -> int | None:
@@ -83,6 +89,7 @@ class DiskTier:
         if handle is None:
             return False
         self._index.acquire(entry)  # until it was read
+        self._reading.add(handle)
         self._reads.append(Read(handle, entry.key, entry.token_ids.size))
         return True
 
@@ -121,6 +128,7 @@ class DiskTier:
         self._ordered -= report.changed
         if report.used_bytes is not None:
             self.used_bytes = report.used_bytes
+        self._reading -= {*report.loaded, *report.unreadable}
         for handle in report.loaded:
             self._index.release(handle)
         for handle in report.unreadable:

@@ -104,7 +104,7 @@ class SchedulerHalf:
         if not is_valid_salt(self._settings.secret, params, request.cache_salt):
             state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
         elif params.control is not None:
-            busy = bool(self._in_flight) or self._index.has_freed
+            busy = bool(self._in_flight) or self._index.has_freed or self._disk.is_reading
             state.answer = run_control(self._index, params, self._store_bytes, busy=busy, disk=self._disk)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
