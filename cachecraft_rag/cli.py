@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from cachecraft_rag.cli_bench import bench_app
+from cachecraft_rag.cli_options import INEXACT, Count, Docs, DType, Html, Json, Model, Policy, Ratio, finish
 from cachecraft_rag.cli_store import store_app
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
-INEXACT = 1
 FAILED = 2
 # For this process and the engine's: vLLM and torch say a lot while they start.
 _QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "TORCH_CPP_LOG_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore::FutureWarning"}
@@ -40,28 +40,8 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Retrieval-augmented generation on vLLM with the KV caches of chunks reused at any position.",
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
-
-
-def _output(path: Path | None) -> Path | None:
-    """Checked before anything is computed."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise InvalidInput(f"{path} cannot be written: give a file in a folder that exists")
-    return path
-
-
-Model = Annotated[str, typer.Option(help="Hugging Face name or folder, or a packaged model such as smollm2-135m.")]
-Docs = Annotated[Path, typer.Option(help="Folder of .md and .txt files.")]
-DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto takes what the machine can do.")]
-Policy = Annotated[
-    str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random, question.")
-]
-Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
-Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
-Json = Annotated[Path | None, typer.Option("--json", callback=_output, help="Write the results to this file.")]
-Html = Annotated[Path | None, typer.Option("--html", callback=_output, help="Write answers and reports to this page.")]
 
 
 @app.command()
@@ -154,102 +134,9 @@ def verify(
     from cachecraft_rag.verify import verify_model
 
     result = verify_model(model_folder(model), dtype=dtype, progress=sys.stderr.isatty())
-    _finish(result, json_file)
+    finish(result, json_file)
     if not result.exact:
         raise typer.Exit(INEXACT)
-
-
-@bench_app.command()
-def speed(
-    model: Model = "smollm2-135m",
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks in the prompt.")] = 8,
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 512,
-    ratio: Annotated[float, typer.Option(help="Share of the reused tokens that is recomputed.")] = 0.15,
-    policy: Annotated[str, typer.Option(help="Which of them: none, all, first, random, question.")] = "first",
-    repetitions: Annotated[int, typer.Option(min=1, help="Measured orders of the chunks, after a warm-up.")] = 5,
-    dtype: DType = "auto",
-    json_file: Json = None,
-) -> None:
-    """Time to first token over chunks in changing orders, beside plain vLLM with and without prefix caching."""
-    from cachecraft_rag.bench.speed import bench_speed
-    from cachecraft_rag.demo.defaults import fitting_dtype, model_folder
-
-    result = bench_speed(
-        model_folder(model),
-        chunks=chunks,
-        chunk_tokens=chunk_tokens,
-        ratio=ratio,
-        policy=policy,
-        repetitions=repetitions,
-        dtype=fitting_dtype(dtype),
-        progress=sys.stderr.isatty(),
-    )
-    _finish(result, json_file)
-
-
-@bench_app.command()
-def eviction(
-    passages: Annotated[Path | None, typer.Option(help="JSON lines with `text`: retrieve from these, too.")] = None,
-    questions: Annotated[Path | None, typer.Option(help="JSON lines with `question`, for the passages.")] = None,
-    k: Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")] = 5,
-    json_file: Json = None,
-) -> None:
-    """Hit rates of eviction policies over streams of questions; needs no model."""
-    from cachecraft_rag.bench.eviction import bench_eviction
-    from cachecraft_rag.bench.streams import retrieved, skewed
-
-    if (passages is None) != (questions is None):
-        raise InvalidInput("give --passages and --questions together")
-    streams = [skewed(3000, 500, k, drift=drift) for drift in (False, True)]
-    if passages is not None and questions is not None:
-        streams += [retrieved(passages, questions, k, shuffled=shuffled) for shuffled in (False, True)]
-    _finish(bench_eviction(streams), json_file)
-
-
-@bench_app.command()
-def tiers(
-    model: Model = "smollm2-135m",
-    chunks: Annotated[int, typer.Option(min=1, help="Chunks in the prompt.")] = 8,
-    chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 512,
-    repetitions: Annotated[int, typer.Option(min=1, help="Measured rounds.")] = 3,
-    dtype: DType = "auto",
-    json_file: Json = None,
-) -> None:
-    """Time to first token with the chunks in memory, on disk, and on a disk that has to be read."""
-    from cachecraft_rag.bench.tiers import bench_tiers
-    from cachecraft_rag.demo.defaults import fitting_dtype, model_folder
-
-    result = bench_tiers(
-        model_folder(model),
-        chunks=chunks,
-        chunk_tokens=chunk_tokens,
-        repetitions=repetitions,
-        dtype=fitting_dtype(dtype),
-    )
-    _finish(result, json_file)
-
-
-@bench_app.command()
-def soak(
-    minutes: Annotated[float, typer.Option(min=0.1, help="How long.")] = 30.0,
-    fault_seconds: Annotated[float, typer.Option(min=0.1, help="From one fault to the next, on average.")] = 4.0,
-    model: Model = "smollm2-135m",
-    json_file: Json = None,
-) -> None:
-    """Random valid traffic under random faults of files and disk; exit code 1 where an answer was wrong."""
-    from cachecraft_rag.bench.soak import bench_soak
-    from cachecraft_rag.demo.defaults import model_folder
-
-    result = bench_soak(model_folder(model), minutes=minutes, fault_seconds=fault_seconds)
-    _finish(result, json_file)
-    if not result.passed:
-        raise typer.Exit(INEXACT)
-
-
-def _finish(result: Any, json_file: Path | None) -> None:
-    typer.echo(str(result))
-    if json_file is not None:
-        json_file.write_text(json.dumps(result.to_dict(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

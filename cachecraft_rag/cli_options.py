@@ -1,0 +1,41 @@
+"""Options and endings that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cachecraft_rag.errors import InvalidInput
+
+INEXACT = 1
+
+
+def output_path(path: Path | None) -> Path | None:
+    """Checked before anything is computed."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise InvalidInput(f"{path} cannot be written: give a file in a folder that exists")
+    return path
+
+
+Model = Annotated[str, typer.Option(help="Hugging Face name or folder, or a packaged model such as smollm2-135m.")]
+Docs = Annotated[Path, typer.Option(help="Folder of .md and .txt files.")]
+DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto takes what the machine can do.")]
+Policy = Annotated[
+    str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random, question.")
+]
+Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
+Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
+Json = Annotated[Path | None, typer.Option("--json", callback=output_path, help="Write the results to this file.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")
+]
+
+
+def finish(result: Any, json_file: Path | None) -> None:
+    """Print a result, and write it as JSON where that was asked for."""
+    typer.echo(str(result))
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.to_dict(), ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
