@@ -1,0 +1,77 @@
+"""Engines that are started when they are first needed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.errors import EngineClosed, InvalidInput
+from cachecraft_rag.interface import Engine
+
+
+class EngineHolder:
+    """An engine that was given, or that is started once, by whichever thread or task asks first.
+
+    Raises `InvalidInput` at once for options that no engine takes.
+    """
+
+    def __init__(self, engine: Engine | None, model: str, options: Mapping[str, Any]) -> None:
+        if engine is not None and not isinstance(engine, Engine):
+            raise InvalidInput(f"engine={engine!r:.80} is no engine; give a ChunkEngine, or leave it out")
+        self._engine = engine
+        self._owned = engine is None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._config = None if engine is not None else _config(model, options)
+
+    @property
+    def running(self) -> Engine | None:
+        """The engine, where it was given or started already."""
+        return self._engine
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Tokens of the context, where they are known without starting the engine."""
+        if self._engine is not None:
+            return self._engine.max_model_len
+        return None if self._config is None else self._config.max_model_len
+
+    def get(self) -> Engine:
+        with self._lock:
+            if self._closed:
+                raise EngineClosed("this Cachecraft is closed; make another one")
+            if self._engine is None:
+                from cachecraft_rag.engine import ChunkEngine
+
+                assert self._config is not None
+                self._engine = ChunkEngine(self._config)
+            return self._engine
+
+    async def aget(self) -> Engine:
+        """`get` without blocking the event loop while the engine starts."""
+        if self._engine is not None and not self._closed:
+            return self._engine
+        return await asyncio.to_thread(self.get)
+
+    def close(self) -> None:
+        """End the engine if it was started here. Safe to call twice."""
+        with self._lock:
+            if self._owned:
+                self._closed = True
+                if self._engine is not None:
+                    self._engine.close()
+
+    async def aclose(self) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def _config(model: str, options: Mapping[str, Any]) -> EngineConfig:
+    if not model:
+        raise InvalidInput("give model= (the name or folder of a Hugging Face model), or engine=")
+    try:
+        return EngineConfig(model, **options)
+    except TypeError as error:
+        raise InvalidInput(f"engine_options={dict(options)!r} are not options of EngineConfig: {error}") from error
