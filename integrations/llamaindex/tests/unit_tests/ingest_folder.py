@@ -1,4 +1,4 @@
-"""Read a folder in a process of its own and print its nodes: `ingest_folder.py FOLDER`. Each time documents get random ids."""
+"""Read a folder in a process of its own and print its nodes: `ingest_folder.py FOLDER`. Document ids are random."""
 
 import json
 import sys
