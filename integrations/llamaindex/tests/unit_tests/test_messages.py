@@ -95,13 +95,17 @@ def test_blocks_without_text_are_left_out():
         (AudioBlock(audio=b"x", format="wav"), "audio"),
         (DocumentBlock(data=b"x", document_mimetype="text/plain"), "document"),
         (CachePoint(cache_control={"type": "ephemeral"}), "cache"),
-        (ThinkingBlock(content="hm"), "thinking"),
         (CitableBlock(title="", source="x", content=[ImageBlock(url="http://example.org/x.png")]), "image"),
     ],
 )
 def test_what_the_model_cannot_read_is_named(block, name):
     with pytest.raises(InvalidInput, match=f"message 1 holds a block of the type '{name}'"):
         read_messages([ChatMessage(content="Hi"), ChatMessage(blocks=[TextBlock(text="x"), block])])
+
+
+def test_thoughts_are_not_sent_back():
+    message = ChatMessage(role="assistant", blocks=[ThinkingBlock(content="hm"), TextBlock(text="Yo")])
+    assert shape(read_messages([message]).prompt) == [("assistant", ["Yo"])]
 
 
 def test_no_messages():

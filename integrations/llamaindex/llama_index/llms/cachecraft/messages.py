@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llama_index.core.base.llms.types import ChatMessage, CitableBlock, MessageRole, TextBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    ChatMessage,
+    CitableBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
@@ -76,7 +83,7 @@ def _parts(number: int, message: ChatMessage, unmatched: list[str], recent: Rece
             parts += [] if chunk is None else [chunk]
         elif isinstance(block, ToolCallBlock):
             calls.append(ToolCall(block.tool_name, _arguments(number, block)))
-        else:
+        elif not isinstance(block, ThinkingBlock):  # thoughts are not sent back to the model
             raise _unreadable(number, block.block_type)
         after_text = isinstance(block, TextBlock)
     if "tool_calls" in message.additional_kwargs and not calls and message.additional_kwargs["tool_calls"]:
