@@ -111,6 +111,13 @@ def test_the_same_text_from_two_files_is_two_nodes_and_one_chunk():
     assert first.metadata["chunk_id"] == second.metadata["chunk_id"]
 
 
+def test_pages_of_one_file_are_told_apart_also_when_one_is_read_alone(splitter):
+    pages = [Document(text="Notice.", id_=f"file_part_{number}", metadata={"file_path": "file"}) for number in (0, 1)]
+    both = [node.node_id for node in AssignChunkIds()(splitter(pages))]
+    assert [node.node_id for page in pages for node in AssignChunkIds()(splitter([page]))] == both
+    assert len(set(both)) == 2
+
+
 def test_a_text_that_one_document_repeats_keeps_both_nodes():
     first, second = AssignChunkIds()([TextNode(text="one"), TextNode(text="one")])
     assert first.node_id != second.node_id

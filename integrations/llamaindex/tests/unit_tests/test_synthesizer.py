@@ -11,6 +11,7 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate, RichPromptTemplate
 from llama_index.core.schema import TextNode
+from llama_index.core.types import BaseOutputParser
 from llama_index.llms.cachecraft import Cachecraft, ChunkSynthesizer, get_chunk_synthesizer
 from pydantic import BaseModel
 
@@ -174,6 +175,30 @@ def test_whole_nodes_are_dropped_and_it_is_said(scored, caplog):
     assert "2 chunks were left out" in report.warnings[-1]
     assert dropped[0] in caplog.text
     assert llm.engine.requests[-1].options["max_tokens"] == 10
+
+
+def test_what_is_dropped_from_a_plain_request_is_said_too(scored, caplog):
+    llm = small()
+    llm.additional_kwargs = {"reuse": False}
+    response = ChunkSynthesizer(llm, text_qa_template=TEMPLATE).synthesize("why?", scored(*LONG))
+    assert response.metadata["cachecraft"]["reports"] == [None]
+    assert len(response.metadata["cachecraft"]["dropped"]) == 2
+    assert "2 chunks were left out" in caplog.text
+
+
+def test_output_parsers(engine, scored):
+    class Upper(BaseOutputParser):
+        def parse(self, output):
+            return output.upper()
+
+        def format(self, query):
+            return query + " In capitals."
+
+    llm = Cachecraft(engine=engine, output_parser=Upper())
+    assert str(ChunkSynthesizer(llm, text_qa_template=TEMPLATE).synthesize("why?", scored("one"))).isupper()
+    assert shape(engine.requests[-1])[-1].endswith("Q: why? In capitals.")
+    with pytest.raises(InvalidInput, match="streaming=False"):
+        ChunkSynthesizer(llm, streaming=True).synthesize("why?", scored("one"))
 
 
 def test_nothing_is_dropped_where_all_fits(synthesizer, scored, caplog):

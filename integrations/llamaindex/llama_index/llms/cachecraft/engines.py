@@ -28,11 +28,6 @@ class EngineHolder:
         self._config = None if engine is not None else _config(model, options)
 
     @property
-    def running(self) -> Engine | None:
-        """The engine, where it was given or started already."""
-        return self._engine
-
-    @property
     def max_model_len(self) -> int | None:
         """Tokens of the context, where they are known without starting the engine."""
         if self._engine is not None:

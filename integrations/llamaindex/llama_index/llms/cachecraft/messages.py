@@ -86,7 +86,7 @@ def _parts(number: int, message: ChatMessage, unmatched: list[str], recent: Rece
         elif not isinstance(block, ThinkingBlock):  # thoughts are not sent back to the model
             raise _unreadable(number, block.block_type)
         after_text = isinstance(block, TextBlock)
-    if "tool_calls" in message.additional_kwargs and not calls and message.additional_kwargs["tool_calls"]:
+    if message.additional_kwargs.get("tool_calls") and not calls:
         raise InvalidInput(
             f"message {number} has tool calls in additional_kwargs['tool_calls'] only; give them as ToolCallBlocks"
         )

@@ -41,7 +41,7 @@ class ChunkSynthesizer(BaseSynthesizer):
 
     `overflow`: what happens where not all nodes fit into the context beside the answer. "drop" leaves out whole nodes
     from the end and says so, "raise" raises `InvalidInput`, "refine" asks again over the rest with `refine_template`.
-    Any other LLM than Cachecraft gets the nodes as plain text. With `streaming` an `output_cls` streams as JSON.
+    Any other LLM than Cachecraft gets all nodes as plain text. With `streaming` an `output_cls` streams as JSON.
 
     A response's `metadata["cachecraft"]` has the "reports" and "usages" of the calls, and the ids of "dropped" chunks;
     of a stream once it is read.
@@ -171,6 +171,8 @@ class ChunkSynthesizer(BaseSynthesizer):
         self._refine_template = prompts.get("refine_template", self._refine_template)
 
     def _rounds(self, llm: Cachecraft, query_str: str, chunks: Sequence[Chunk], arguments: dict[str, Any]) -> Rounds:
+        if self._streaming and llm.output_parser is not None:
+            raise InvalidInput("an output parser cannot read a stream: make the synthesizer with streaming=False")
         output_cls = self._answer_cls
 
         def finish(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -238,7 +240,8 @@ class Outcome:
             ids = [chunk.id for chunk in turn.dropped]
             warning = f"{len(ids)} chunks were left out, since the context is full: {', '.join(ids)}"
             logger.warning(warning)
-            report = replace(report, warnings=(*report.warnings, warning))
+            if report is not None:
+                report = replace(report, warnings=(*report.warnings, warning))
             self._data["dropped"] += ids
         self._data["reports"].append(report)
         self._data["usages"].append((response.raw or {})["usage"])
