@@ -89,9 +89,8 @@ def reports(response):
 async def test_the_same_question_over_permuted_nodes(llm, index, all_blocks_are_free):
     counter = TokenCountingHandler(tokenizer=lambda text: text.split())
     retriever = Permuted(index.as_retriever(similarity_top_k=4))
-    query_engine = RetrieverQueryEngine.from_args(
-        retriever, llm=llm, response_synthesizer=get_chunk_synthesizer(llm), callback_manager=CallbackManager([counter])
-    )
+    llm.callback_manager = CallbackManager([counter])
+    query_engine = RetrieverQueryEngine.from_args(retriever, llm=llm, response_synthesizer=get_chunk_synthesizer(llm))
     first = query_engine.query("Who keeps bees?")
     assert reports(first)[0].misses == 4
     orders, usages = set(), list(first.metadata["cachecraft"]["usages"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llama_index.core.base.llms.types import CitableBlock
+from llama_index.core.base.llms.types import CitableBlock, TextBlock
 from llama_index.core.schema import BaseNode, MetadataMode
 
 from cachecraft_rag.chunk import Chunk
@@ -17,7 +17,7 @@ def chunk_of(node: BaseNode) -> Chunk | None:
 
 
 def block_of(chunk: Chunk) -> CitableBlock:
-    return CitableBlock(title=chunk.document_id or "", source=chunk.id, content=chunk.text)  # type: ignore[arg-type]
+    return CitableBlock(title=chunk.document_id or "", source=chunk.id, content=[TextBlock(text=chunk.text)])
 
 
 def with_chunk_id(node: BaseNode, chunk: Chunk) -> BaseNode:
