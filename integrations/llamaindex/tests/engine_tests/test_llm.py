@@ -123,27 +123,47 @@ async def test_eight_tasks_and_eight_threads_at_once(llm, nodes, all_blocks_are_
     assert [answer.message.content for answer in answers] == expected
 
 
+ENDLESS = {"max_tokens": 1000, "ignore_eos": True}
+
+
+@pytest.fixture
+def nothing_runs_on(engine, all_blocks_are_free):
+    """After a short request, which outlasts an abort, none that would take long is open any more."""
+    yield
+    engine.generate(ChunkPrompt.from_parts(["Hi"]), max_tokens=2)
+    assert not engine._client.requests._open
+
+
 @pytest.mark.parametrize("method", ["stream_chat", "stream_complete"])
-def test_abandoned_streams_free_their_blocks(llm, nodes, method, all_blocks_are_free):
+def test_abandoned_streams_end_their_requests(llm, engine, nodes, method, nothing_runs_on):
+    found = nodes(4)
+    engine.prewarm([chunk_of(node) for node in found], progress=False)
     for number in range(3):
-        given = asked(nodes(4)) if "chat" in method else f"Count to {number}."
-        stream = getattr(llm, method)(given, max_tokens=500, ignore_eos=True)
+        given = asked(found) if "chat" in method else f"Count to {number}."
+        stream = getattr(llm, method)(given, **ENDLESS)
         assert next(stream).raw is None
+        assert engine._client.requests._open
         stream.close()
 
 
 @pytest.mark.parametrize("method", ["astream_chat", "astream_complete"])
-async def test_abandoned_async_streams_free_their_blocks(llm, nodes, method, all_blocks_are_free):
+async def test_abandoned_async_streams_end_their_requests(llm, engine, nodes, method, nothing_runs_on):
+    found = nodes(4)
+    engine.prewarm([chunk_of(node) for node in found], progress=False)
     for number in range(3):
-        given = asked(nodes(4)) if "chat" in method else f"Count to {number}."
-        stream = await getattr(llm, method)(given, max_tokens=500, ignore_eos=True)
+        given = asked(found) if "chat" in method else f"Count to {number}."
+        stream = await getattr(llm, method)(given, **ENDLESS)
         assert (await anext(stream)).raw is None
+        assert engine._client.requests._open
         await stream.aclose()
 
 
-async def test_cancelled_tasks_free_their_blocks(llm, nodes, all_blocks_are_free):
-    tasks = [asyncio.create_task(llm.achat(asked(nodes(4)), max_tokens=500, ignore_eos=True)) for _ in range(2)]
-    await asyncio.sleep(0.2)
+async def test_cancelled_tasks_end_their_requests(llm, engine, nodes, nothing_runs_on):
+    found = nodes(4)
+    engine.prewarm([chunk_of(node) for node in found], progress=False)
+    tasks = [asyncio.create_task(llm.achat(asked(found), **ENDLESS)) for _ in range(2)]
+    while len(engine._client.requests._open) < 2:  # noqa: ASYNC110 - the engine has no event for it
+        await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
     assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
