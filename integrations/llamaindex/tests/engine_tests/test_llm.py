@@ -7,7 +7,7 @@ import concurrent.futures
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, CitableBlock, TextBlock
-from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.cachecraft import Cachecraft
@@ -127,8 +127,12 @@ ENDLESS = {"max_tokens": 1000, "ignore_eos": True}
 
 
 @pytest.fixture
-def nothing_runs_on(engine, all_blocks_are_free):
-    """After a short request, which outlasts an abort, none that would take long is open any more."""
+def nothing_runs_on(engine, llm, all_blocks_are_free):
+    """After a short request, which outlasts an abort, none that would take long is open any more.
+
+    The handler keeps what ended a stream, and with it LlamaIndex's generators: the garbage collector ends no request.
+    """
+    llm.callback_manager = CallbackManager([LlamaDebugHandler(print_trace_on_end=False)])
     yield
     engine.generate(ChunkPrompt.from_parts(["Hi"]), max_tokens=2)
     assert not engine._client.requests._open
