@@ -29,9 +29,7 @@ Policy = Annotated[
 Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
 Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
 Json = Annotated[Path | None, typer.Option("--json", callback=output_path, help="Write the results to this file.")]
-Html = Annotated[
-    Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")
-]
+Html = Annotated[Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")]
 
 
 def finish(result: Any, json_file: Path | None) -> None:

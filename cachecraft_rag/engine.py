@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from cachecraft_rag.tokenise import PromptTokenizer
     from cachecraft_rag.verify import VerifyResult
+
+logger = logging.getLogger(__name__)
 
 
 class ChunkEngine(Closing):
@@ -149,6 +152,21 @@ class ChunkEngine(Closing):
     ) -> PrewarmReport:
         return await self._open().run_async(self._prewarm(chunks, namespace, pin, progress))
 
+    def prefetch(self, chunks: Iterable[Chunk | str], *, namespace: str | None = None) -> Future[list[str]]:
+        """Begin to read caches of chunks from disk into memory, where they will be needed soon.
+
+        Returns at once; the future has the ids of the chunks that are read. What fails is logged: the request itself
+        reads what is missing.
+        """
+        chunk_ids = [Chunk.of(chunk).id for chunk in chunks]
+        if self.config.store_dir is None or not chunk_ids:
+            nothing: Future[list[str]] = Future()
+            nothing.set_result([])
+            return nothing
+        future = self._open().submit(self._prefetch(chunk_ids, namespace))
+        future.add_done_callback(_log_failure)
+        return future
+
     def stats(self, *, namespace: str | None = None) -> dict[str, Any]:
         """Counters of the store: bytes used and allowed, chunks by tier, stored, evicted, deleted, rejected.
 
@@ -249,6 +267,11 @@ class ChunkEngine(Closing):
         finally:
             await stream.aclose()
 
+    async def _prefetch(self, chunk_ids: list[str], namespace: str | None) -> list[str]:
+        control = {"op": "prefetch", "chunk_ids": chunk_ids}
+        prefetched: list[str] = (await self._client.control(control, namespace))["prefetched"]
+        return prefetched
+
     async def _prewarm(
         self, chunks: Iterable[Chunk | str], namespace: str | None, pin: bool, progress: bool
     ) -> PrewarmReport:
@@ -257,3 +280,8 @@ class ChunkEngine(Closing):
         return await prewarm(
             self._client, [Chunk.of(chunk) for chunk in chunks], namespace=namespace, pin=pin, progress=progress
         )
+
+
+def _log_failure(future: Future[list[str]]) -> None:
+    if not future.cancelled() and future.exception() is not None:
+        logger.warning("caches could not be read ahead: %s", future.exception())

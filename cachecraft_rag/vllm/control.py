@@ -26,7 +26,8 @@ def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, di
 
     Operations: `stats` (with `own`: of the namespace alone); `check`; `pending` (changes of the disk that are ordered
     and not yet made); `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`, or
-    `document_id`, or neither for all of the namespace; `pin` also takes `pinned`).
+    `document_id`, or neither for all of the namespace; `pin` also takes `pinned`); `prefetch` (the same choice: have
+    what is on disk read into memory).
     """
     control = dict(params.control or {})
     operation = control.get("op")
@@ -52,6 +53,9 @@ def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, di
         for entry in chosen:
             index.pin(entry, bool(control["pinned"]))
         return {"pinned": [entry.chunk_id for entry in chosen]}
+    if operation == "prefetch":
+        on_disk = [entry for entry in index if entry.handle is None and _selector(params.namespace, control)(entry)]
+        return {"prefetched": [entry.chunk_id for entry in on_disk if entry.ready and disk.bring(entry)]}
     return {"error": f"unknown control operation {operation!r}"}
 
 

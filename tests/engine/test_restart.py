@@ -51,3 +51,15 @@ def test_another_process_serves_from_disk(store_dir, start_engine, engine, outco
         stats = other.stats()
         assert (stats["chunks_on_disk"], stats["promoted"], stats["stored"]) == (COUNT, COUNT + 1, 0)  # with the head
         assert other.check() == []
+
+
+def test_prefetched_chunks_are_read_ahead(store_dir, start_engine):
+    passages = chunks()
+    with start_engine(store_dir=store_dir) as other:
+        assert sorted(other.prefetch(passages[:3]).result()) == sorted(chunk.id for chunk in passages[:3])
+        assert other.generate(ChunkPrompt.chat(passages[:3][::-1], "Who?"), max_tokens=1).report.hits == 3
+        assert other.prefetch(passages[:3]).result() == []
+
+
+def test_prefetch_without_a_disk_does_nothing(engine, passages):
+    assert engine.prefetch(passages(1)).result() == []

@@ -67,6 +67,17 @@ def test_what_one_stores_the_next_serves(start):
     assert other.check() == []
 
 
+def test_prefetched_caches_are_in_memory_before_they_are_asked_for(start):
+    settle(start()).prewarm(A, B)
+    other = start()
+    wanted = {"op": "prefetch", "chunk_ids": ["id-100", "id-300"]}
+    assert other.ask(wanted, namespace="stranger")["prefetched"] == []
+    assert other.ask(wanted)["prefetched"] == ["id-100"]
+    assert settle(other).ask({"op": "stats"})["chunks_in_memory"] == 1
+    assert other.ask(wanted)["prefetched"] == []
+    assert other.check() == []
+
+
 def test_prewarming_again_computes_and_reads_nothing(start):
     settle(start()).prewarm(A, B)
     other = start()
