@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cachecraft_rag.store.directory import ENTRY_SUFFIX, PARTIAL_SUFFIX, StoreDirectory, is_abandoned
 from cachecraft_rag.store.disk import DiskStore, Unreadable
-from cachecraft_rag.store.owners import OWNERS_SUFFIX
+from cachecraft_rag.store.owners import OWNERS_SUFFIX, owners_path
 
 _CHUNK = 1 << 24
 
@@ -50,7 +50,8 @@ def audit(directory: StoreDirectory) -> Audit:
 
 def repair(directory: StoreDirectory, found: Audit) -> None:
     """Remove the files with faults, and count afresh. What was removed is computed again when it is needed."""
-    directory.remove(fault.path for fault in found.faults if fault.path is not None and not fault.path.is_dir())
+    paths = [fault.path for fault in found.faults if fault.path is not None and not fault.path.is_dir()]
+    directory.remove([*paths, *(owners_path(path) for path in paths if path.name.endswith(ENTRY_SUFFIX))])
     directory.recount()
 
 

@@ -89,6 +89,7 @@ def test_garbage_goes_by_age_and_by_size_but_pins_stay(full):
 
 def test_the_audit_finds_what_is_wrong_and_repairs_it(full):
     assert audit(full.directory).faults == ()
+    full.change_owners(KEYS["a"], add=["z.md"])
     path = full.path(KEYS["a"])
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
