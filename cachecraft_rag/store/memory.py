@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -103,5 +105,11 @@ class HostMemoryStore:
         self._entries.pop(handle, None)
 
     def _empty(self, tokens: int, dtype: torch.dtype) -> torch.Tensor:
+        """Pages of its own, which go back to the system when the tensor does.
+
+        Pieces of all sizes that live for long would leave holes in the heap, and it would grow beyond every budget.
+        """
         layers, kv_heads, head_size = self._shape
-        return torch.empty((layers, 2, tokens, kv_heads, head_size), dtype=dtype)
+        shape = (layers, 2, tokens, kv_heads, head_size)
+        pages = mmap.mmap(-1, max(math.prod(shape) * dtype.itemsize, 1), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return torch.frombuffer(pages, dtype=dtype, count=math.prod(shape)).view(shape)
