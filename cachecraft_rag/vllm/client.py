@@ -98,7 +98,7 @@ class EngineClient:
                     report=report,
                     logprobs=tuple(logprobs) if sampling.logprobs is not None else None,
                     stop_reason=completion.stop_reason,
-                    prefix_cache_tokens=output.num_cached_tokens or 0,
+                    prefix_cache_tokens=0 if report is not None else output.num_cached_tokens or 0,
                 )
                 yield Delta(completion.text, tuple(completion.token_ids), answer)
 

@@ -23,6 +23,7 @@ def tight(start_engine):
         kv_cache_gb=(BLOCKS * bytes_per_block + 1000) / (1 << 30),
         cpu_store_gb=0.04,  # about 900 tokens
         max_model_len=(BLOCKS - 2) * BLOCK,
+        eviction="lru",  # so that it is known which chunk leaves
         max_num_batched_tokens=256,
     ) as engine:
         yield engine
