@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from cachecraft_rag.cli_options import INEXACT, DType, Json, Model, finish
+from cachecraft_rag.cli_quality import quality_app
 from cachecraft_rag.errors import InvalidInput
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure on this machine.")
+bench_app.add_typer(quality_app)
 
 
 @bench_app.command()

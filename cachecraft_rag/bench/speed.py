@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import random
 import statistics
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
+from cachecraft_rag.bench.machine import describe_machine
 from cachecraft_rag.bench.memory import child_processes, peak_bytes, reset_peak
 from cachecraft_rag.bench.plain import PlainEngine
 from cachecraft_rag.bench.results import Measured, SpeedResult
@@ -134,7 +131,7 @@ class _SpeedRun:
             plain_seconds=seconds.plain,
             prefix_cache_seconds=seconds.prefix_cache,
             variants=tuple(seconds.measured(variant) for variant in variants),
-            machine=_machine(),
+            machine=describe_machine(),
         )
 
     def _round(self, chunks: list[Chunk], variants: list[Variant], seconds: _Seconds | None) -> None:
@@ -192,21 +189,3 @@ class _SpeedRun:
             if used_up and (order not in orders or count < 4):
                 orders.append(order)
         return orders
-
-
-def _machine() -> dict[str, Any]:
-    from importlib.metadata import version
-
-    import torch
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": names[0] if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "avx512": torch.cpu._is_avx512_supported(),
-        "amx": torch.cpu._is_amx_tile_supported(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "torch": version("torch"),
-        "python": platform.python_version(),
-    }

@@ -1,0 +1,67 @@
+"""What was measured so far, one line for each question and variant, so that an interrupted run can go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cachecraft_rag.bench.quality.variants import Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One question answered in one way.
+
+    `kl`: divergence from full prefill's next-token distribution in nats and `agrees`: whether the best token is the
+    same, at each token of full prefill's answer. `share`: rows the model ran for the context, over its tokens.
+    Seconds are TTFT; `full_seconds` full prefill's of the same question in the same process.
+    """
+
+    answer: str
+    token_ids: tuple[int, ...]
+    kl: tuple[float, ...]
+    agrees: tuple[bool, ...]
+    share: float
+    seconds: float
+    full_seconds: float
+
+
+class Records:
+    """Append-only. Lines of other runs (another model, prompt, ...) and a line cut short are passed over."""
+
+    def __init__(self, path: Path | None, run: str) -> None:
+        """`path` None keeps all in memory. `run`: digest of all but question and variant that a record depends on."""
+        self._path = path
+        self._run = run
+        self._found: dict[tuple[str, str], Record] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                self._read(line)
+
+    def get(self, question: str, variant: Variant) -> Record | None:
+        """`question`: its digest."""
+        return self._found.get((question, str(variant)))
+
+    def add(self, question: str, variant: Variant, record: Record) -> None:
+        self._found[question, str(variant)] = record
+        if self._path is None:
+            return
+        fields = {"run": self._run, "question": question, "variant": str(variant), **asdict(record)}
+        with self._path.open("a+b") as file:
+            if file.tell() > 0:
+                file.seek(-1, 2)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
+
+    def _read(self, line: str) -> None:
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            run, question, variant = fields.pop("run"), fields.pop("question"), fields.pop("variant")
+            record = Record(**{**fields, **{name: tuple(fields[name]) for name in ("token_ids", "kl", "agrees")}})
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        if run == self._run:
+            self._found[question, variant] = record

@@ -1,0 +1,134 @@
+"""What `bench_quality` found, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from cachecraft_rag.bench.quality.variants import Variant
+from cachecraft_rag.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value over all questions and its 95% bootstrap interval, None where there is none."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any] | None) -> Self | None:
+        return None if fields is None else cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class VariantResult:
+    """One way to answer.
+
+    `of_full`: F1 over full prefill's, None where that is 0. `gap_recovered`: PGR, None where full prefill gains nothing
+    over no context. `same_answer`: share of answers identical to full prefill's. `agreement`: share of the tokens of
+    full prefill's answer where the best token is the same; `kl`: mean divergence there in nats, teacher forced;
+    `kl_of_naive`: over that of naive reuse, None where that is 0.
+    `share`: rows run for the context over its tokens, mean; `first_token_ratio`: TTFT over full prefill's, median.
+    """
+
+    name: str
+    ratio: float | None
+    f1: Estimate
+    exact_match: Estimate
+    of_full: Estimate | None
+    gap_recovered: Estimate | None
+    same_answer: Estimate
+    agreement: Estimate
+    kl: Estimate
+    kl_of_naive: Estimate | None
+    share: float
+    first_token_ratio: float
+
+    @property
+    def label(self) -> str:
+        return str(Variant(self.name, self.ratio))
+
+
+_ESTIMATES = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "agreement", "kl", "kl_of_naive")
+
+
+@dataclass(frozen=True, slots=True)
+class QualityResult:
+    """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0."""
+
+    model: str
+    dtype: str
+    data: str
+    questions: int
+    asked: int
+    max_tokens: int
+    min_run: int
+    seed: int
+    context_tokens: float
+    full_fails: float
+    variants: tuple[VariantResult, ...]
+    machine: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Inverse of `to_dict`."""
+        try:
+            variants = tuple(
+                VariantResult(**{**row, **{name: Estimate.from_dict(row[name]) for name in _ESTIMATES}})
+                for row in fields["variants"]
+            )
+            return cls(**{**fields, "variants": variants})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InvalidInput(
+                f"this is not a result of the quality benchmark ({type(error).__name__}: {error}): give a file that "
+                "cachecraft bench quality --json wrote"
+            ) from error
+
+    @property
+    def heading(self) -> str:
+        of = f" of {self.asked}" if self.questions < self.asked else ""
+        return f"{self.data}: {self.questions}{of} questions, {self.model} in {self.dtype}"
+
+    def __str__(self) -> str:
+        header = ("", *COLUMNS)
+        rows = [header, *((variant.label, *cells(variant)) for variant in self.variants)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        lengths = f"{self.context_tokens:,.0f} tokens of context, answers of up to {self.max_tokens} tokens"
+        lines = [f"{self.heading}; {lengths}; full prefill has F1 0 on {self.full_fails:.0%}"]
+        for label, *texts in rows:
+            texts = [text.rjust(width) for text, width in zip(texts, widths[1:], strict=True)]
+            lines.append("  " + "  ".join([label.ljust(widths[0]), *texts]).rstrip())
+        return "\n".join(lines)
+
+
+COLUMNS = ("KL", "KL of naive", "tokens agree", "same answer", "F1", "EM", "F1 of full", "PGR", "computed", "TTFT")
+
+
+def cells(variant: VariantResult) -> tuple[str, ...]:
+    """The text of each of `COLUMNS`; intervals where they decide something."""
+    return (
+        _text(variant.kl, ".3f"),
+        _text(variant.kl_of_naive, ".2f"),
+        f"{variant.agreement.value:.3f}",
+        f"{variant.same_answer.value:.2f}",
+        _text(variant.f1, ".3f"),
+        f"{variant.exact_match.value:.2f}",
+        _text(variant.of_full, ".2f"),
+        _text(variant.gap_recovered, ".2f"),
+        f"{variant.share:.1%}",
+        f"{variant.first_token_ratio:.3f}",
+    )
+
+
+def _text(estimate: Estimate | None, form: str) -> str:
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
+        return f"{estimate.value:{form}}"
+    return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"

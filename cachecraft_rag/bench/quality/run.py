@@ -1,0 +1,134 @@
+"""The quality benchmark: what `cachecraft bench quality` does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from cachecraft_rag.bench.machine import describe_machine
+from cachecraft_rag.bench.quality.data import Question, load_questions
+from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
+from cachecraft_rag.bench.quality.measure import Measurer
+from cachecraft_rag.bench.quality.prompts import ask
+from cachecraft_rag.bench.quality.records import Records
+from cachecraft_rag.bench.quality.result import QualityResult
+from cachecraft_rag.bench.quality.summary import share_full_fails, summarise
+from cachecraft_rag.bench.quality.variants import FULL, Variant, make_variants
+from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.engine import ChunkEngine
+from cachecraft_rag.errors import CachecraftError, InvalidInput
+from cachecraft_rag.tokenise import PromptTokenizer
+
+_FORMAT = 1  # of records; raise it when what they hold changes its meaning
+
+
+def bench_quality(
+    model: str,
+    data: Path,
+    *,
+    policies: Sequence[str],
+    ratios: Sequence[float],
+    limit: int | None = None,
+    max_tokens: int = 16,
+    min_run: int = 1,
+    seed: int = 0,
+    dtype: str = "auto",
+    records: Path | None = None,
+    minutes: float | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> QualityResult:
+    """Answer the questions of `data` by full prefill, by its rivals, and by each policy at each ratio.
+
+    `records`: file that every measured answer is added to and that a later run goes on from. `minutes`: begin no
+    further question after that time; the result covers those that are complete. `options`: further ones of
+    `EngineConfig`. Timings apart, the result does not depend on interruptions.
+    """
+    if max_tokens < 1:
+        raise InvalidInput(f"max_tokens={max_tokens} must be at least 1")
+    variants = make_variants(policies, ratios)
+    questions = load_questions(data, limit=limit, seed=seed)
+    defaults = {"dtype": dtype, "kv_cache_gb": 2.0, "max_model_len": _longest(model, questions) + max_tokens}
+    with start_forced_engine(model, **{**defaults, **options}) as forced:
+        engine = forced.engine
+        run = run_digest(engine, max_tokens=max_tokens, min_run=min_run)
+        measurer = Measurer(forced, questions, Records(records, run), max_tokens=max_tokens, min_run=min_run)
+        _measure_all(measurer, len(questions), variants, minutes, progress)
+        return _result(forced, measurer, questions, variants, name=data.stem, max_tokens=max_tokens, seed=seed)
+
+
+def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
+    """sha256 (hex) of all but question and variant that a record depends on."""
+    from cachecraft_rag.vllm.launch import make_settings
+    from cachecraft_rag.vllm.versions import check_version
+
+    settings = make_settings(engine.config, engine.tokenizer)
+    wording = engine.tokenizer.encode(ask([Chunk("passage")], "question")).token_ids
+    content = [
+        *(_FORMAT, settings.weights_fingerprint, settings.tokenizer_fingerprint, wording),
+        *(engine.dtype, check_version(), max_tokens, min_run),
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _longest(model: str, questions: Sequence[Question]) -> int:
+    """Tokens of the longest prompt; their order changes nothing in it."""
+    tokenizer = PromptTokenizer.from_pretrained(model)
+    return max(len(tokenizer.encode(ask(q.chunks, q.question)).token_ids) for q in questions)
+
+
+def _measure_all(
+    measurer: Measurer, count: int, variants: Sequence[Variant], minutes: float | None, progress: bool
+) -> None:
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    started = time.monotonic()
+    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, transient=True, disable=not progress) as bar:
+        for number in bar.track(range(count), description=f"questions, {len(variants) + 1} ways each"):
+            if minutes is not None and time.monotonic() - started > 60.0 * minutes:
+                return
+            measurer.measure(number, variants)
+
+
+def _result(
+    forced: ForcedEngine,
+    measurer: Measurer,
+    questions: Sequence[Question],
+    variants: Sequence[Variant],
+    *,
+    name: str,
+    max_tokens: int,
+    seed: int,
+) -> QualityResult:
+    answered: list[Question] = []
+    answers = []
+    for number, question in enumerate(questions):
+        found = {variant: measurer.record(number, variant) for variant in (FULL, *variants)}
+        known = {variant: record for variant, record in found.items() if record is not None}
+        if len(known) == len(found):
+            answered.append(question)
+            answers.append(known)
+    if not answers:
+        raise CachecraftError(f"of {len(questions)} questions none was answered in all ways yet; give it more minutes")
+    engine = forced.engine
+    lengths = [engine.tokenizer.encode(ask(q.chunks, q.question)).chunks[-1].stop for q in answered]
+    return QualityResult(
+        model=Path(engine.model_name).name,
+        dtype=engine.dtype,
+        data=name,
+        questions=len(answered),
+        asked=len(questions),
+        max_tokens=max_tokens,
+        min_run=measurer.min_run,
+        seed=seed,
+        context_tokens=fmean(lengths),
+        full_fails=share_full_fails(answered, answers),
+        variants=summarise(answered, answers),
+        machine=describe_machine(),
+    )

@@ -1,0 +1,96 @@
+"""`cachecraft bench data`, `quality` and `plot`: answers over reused chunks beside those of full prefill."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cachecraft_rag.cli_options import DType, Json, Model, finish, output_path
+from cachecraft_rag.errors import InvalidInput
+
+quality_app = typer.Typer()
+
+
+@quality_app.command()
+def data(
+    name: Annotated[str, typer.Argument(help="xquad, 2wiki or musique.")],
+    source: Annotated[Path, typer.Argument(help="Folder with the data set's own files.")],
+    out: Annotated[Path, typer.Argument(callback=output_path, help="JSON Lines file to write.")],
+) -> None:
+    """Make a data set for bench quality: ten passages for each question."""
+    from cachecraft_rag.bench.quality.data import save_questions
+    from cachecraft_rag.bench.quality.sources import build
+
+    questions = build(name, source)
+    save_questions(out, questions)
+    typer.echo(f"{len(questions)} questions in {out}")
+
+
+@quality_app.command()
+def quality(
+    questions: Annotated[
+        Path, typer.Option("--data", help="JSON Lines: question, answers, passages of title and text.")
+    ],
+    model: Model = "smollm2-135m",
+    policies: Annotated[str, typer.Option(help="Names of selection policies, with commas.")] = "first,random",
+    ratios: Annotated[str, typer.Option(help="Shares that each of them recomputes, with commas.")] = "0.05,0.15,0.3",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of the file.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 16,
+    min_run: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that choices are rounded up to.")] = 1,
+    seed: Annotated[int, typer.Option(help="Draws the order of each question's passages.")] = 0,
+    dtype: DType = "auto",
+    minutes: Annotated[
+        float | None, typer.Option(min=0, help="Stop behind the question at hand then; the next run goes on.")
+    ] = None,
+    json_file: Json = None,
+) -> None:
+    """Answers over reused chunks beside those of full prefill: F1, divergence, and what share was recomputed.
+
+    With --json FILE each answer is kept in FILE.records.jsonl at once, and a run that was interrupted goes on there.
+    """
+    from cachecraft_rag.bench.quality.run import bench_quality
+    from cachecraft_rag.demo.defaults import fitting_dtype, model_folder
+
+    result = bench_quality(
+        model_folder(model),
+        questions,
+        policies=_listed(policies),
+        ratios=[_number(ratio) for ratio in _listed(ratios)],
+        limit=limit,
+        max_tokens=max_tokens,
+        min_run=min_run,
+        seed=seed,
+        dtype=fitting_dtype(dtype),
+        records=None if json_file is None else json_file.with_name(f"{json_file.name}.records.jsonl"),
+        minutes=minutes,
+        progress=sys.stderr.isatty(),
+    )
+    finish(result, json_file)
+
+
+@quality_app.command()
+def plot(
+    files: Annotated[list[Path], typer.Argument(help="What bench quality --json wrote.")],
+    out: Annotated[Path, typer.Option(callback=output_path, help="Page to write; pictures go beside it.")] = Path(
+        "quality.html"
+    ),
+) -> None:
+    """Pictures of quality against cost, and one HTML page with them and the tables. Needs the extra bench."""
+    from cachecraft_rag.bench.quality.page import write_page
+
+    for path in write_page(files, out):
+        typer.echo(path)
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"ratio {text!r} is not a number: give shares with commas, such as 0.05,0.15") from None

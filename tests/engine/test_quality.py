@@ -1,0 +1,159 @@
+"""The quality benchmark on a real engine: what it measures falls as it must, and interruptions change nothing."""
+
+import math
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+
+from cachecraft_rag.bench.quality.data import Passage, Question, save_questions
+from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
+from cachecraft_rag.bench.quality.measure import Measurer
+from cachecraft_rag.bench.quality.records import Records
+from cachecraft_rag.bench.quality.run import bench_quality
+from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant, make_variants
+from cachecraft_rag.reuse import POLICIES
+from cachecraft_rag.verification.cases import passage
+
+RATIOS = (0.0, 0.3, 0.9, 1.0)
+ASKED = (
+    ("Who keeps bees?", [0, 1, 2, 3]),
+    ("Where does Greta live?", [3, 1, 0, 4]),
+    ("What was bought in 1950?", [4, 3, 2, 1]),
+    ("Who owns a glass boat?", [2, 4, 0, 5]),
+    ("Which room is empty?", [5, 0, 3, 2]),
+    ("What does Hugo own?", [1, 5, 4, 3]),
+)
+OPTIONS = {"dtype": "float32", "kv_cache_gb": 0.5, "cpu_store_gb": 0.5, "max_model_len": 2048}
+
+
+@pytest.fixture(scope="module")
+def questions() -> list[Question]:
+    passages = [Passage("", passage(9000 + number, 5).text) for number in range(6)]
+    return [Question(text, ("bees",), tuple(passages[n] for n in order)) for text, order in ASKED]
+
+
+@pytest.fixture(scope="module")
+def forced() -> Iterator[ForcedEngine]:
+    with start_forced_engine(os.environ["CACHECRAFT_TEST_MODEL"], **OPTIONS) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def variants() -> list[Variant]:
+    return make_variants(POLICIES, RATIOS)
+
+
+@pytest.fixture(scope="module")
+def measured(forced, questions, variants) -> Measurer:
+    measurer = Measurer(forced, questions, Records(None, "run"), max_tokens=8, min_run=1)
+    for number in range(len(questions)):
+        measurer.measure(number, variants)
+    return measurer
+
+
+def records(measurer: Measurer, variant: Variant):
+    return [measurer.record(number, variant) for number in range(len(ASKED))]
+
+
+def mean_kl(measurer: Measurer, variant: Variant) -> float:
+    values = [value for record in records(measurer, variant) for value in record.kl]
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"none", "all"}))
+def test_divergence_falls_as_the_ratio_rises(measured, policy):
+    found = [
+        mean_kl(measured, Variant("none", 0.0)),
+        *(mean_kl(measured, Variant(policy, ratio)) for ratio in RATIOS[1:-1]),
+        mean_kl(measured, Variant("all", 1.0)),
+    ]
+    assert found[-1] < 1e-6
+    for less, more in pairwise(found):
+        assert more < 1.1 * less, found
+    assert found[-2] < 0.6 * found[0]
+
+
+def test_all_is_full_prefill(measured):
+    for full, ours in zip(records(measured, FULL), records(measured, Variant("all", 1.0)), strict=True):
+        assert max(ours.kl) < 1e-6
+        assert (ours.answer, ours.token_ids, all(ours.agrees)) == (full.answer, full.token_ids, True)
+        assert ours.share == full.share == 1.0
+
+
+def test_the_share_is_what_was_run(measured, questions):
+    assert all(record.share == 0.0 for record in records(measured, Variant("none", 0.0)))
+    assert all(record.share == 0.0 for record in records(measured, NO_CONTEXT))
+    for ratio in RATIOS[1:-1]:
+        for record in records(measured, Variant("first", ratio)):
+            assert 0.5 * ratio < record.share < ratio + 0.01  # head and first chunk are reused exactly
+
+
+def test_no_context_is_the_farthest_away(measured):
+    assert mean_kl(measured, NO_CONTEXT) > mean_kl(measured, Variant("none", 0.0))
+
+
+def test_an_exact_prefix_is_reused_after_reordering(measured):
+    found = records(measured, EXACT_PREFIX)
+    assert found[0].share == 1.0
+    assert found[0].answer == measured.record(0, FULL).answer
+    assert any(record.share < 1.0 for record in found)
+
+
+def test_what_is_forced_is_said(forced):
+    from cachecraft_rag import ChunkPrompt
+
+    prompt = ChunkPrompt.chat([passage(9100, 3)], "Who keeps bees?")
+    free = forced.say(prompt, 6, reuse=False, fresh=True)
+    assert free.logits.shape[0] == len(free.answer.token_ids)
+    assert tuple(free.logits.argmax(axis=-1)) == free.answer.token_ids
+    other = [token + 1 for token in free.answer.token_ids]
+    said = forced.force(prompt, other, reuse=False, fresh=True)
+    assert said.answer.token_ids == tuple(other)
+    assert abs(said.logits[0] - free.logits[0]).max() < 1e-2
+
+
+class _InterruptedError(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_to_the_same_result(questions, tmp_path, monkeypatch):
+    """Each run has an engine of its own; the second is cut in the middle of its second question."""
+    data = tmp_path / "data.jsonl"
+    save_questions(data, questions)
+
+    def run(records):
+        options = {**OPTIONS, "limit": 2, "max_tokens": 6, "records": records, "progress": False}
+        model = os.environ["CACHECRAFT_TEST_MODEL"]
+        return bench_quality(model, data, policies=["first"], ratios=[0.3], **options)
+
+    whole = run(tmp_path / "whole.jsonl")
+    add, counted = Records.add, []
+
+    def interrupt(self, *arguments):
+        if len(counted) == 7:
+            raise _InterruptedError
+        counted.append(arguments)
+        add(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Records, "add", interrupt)
+        with pytest.raises(_InterruptedError):
+            run(tmp_path / "cut.jsonl")
+    resumed = run(tmp_path / "cut.jsonl")
+    assert len((tmp_path / "cut.jsonl").read_text().splitlines()) == 2 * 5
+    assert flat(resumed) == pytest.approx(flat(whole), abs=1e-6, nan_ok=True)
+
+
+def flat(result) -> list[float]:
+    """All numbers of a result but the timings."""
+    variants = [{**variant, "first_token_ratio": None} for variant in result.to_dict()["variants"]]
+    values = [value for variant in variants for entry in variant.values() for value in _leaves(entry)]
+    return [*values, result.full_fails, result.context_tokens, result.questions]
+
+
+def _leaves(entry) -> list[float]:
+    found = entry.values() if isinstance(entry, dict) else [entry]
+    return [math.nan if value is None else value for value in found if not isinstance(value, str)]
