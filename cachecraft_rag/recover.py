@@ -27,7 +27,7 @@ class RecentChunks:
         self._min_chars = min_chars
         self._chunks: OrderedDict[str, Chunk] = OrderedDict()
         self._finder: AhoCorasick | None = None
-        self._listed: list[Chunk] = []
+        self._listed: list[str] = []  # digests, in the order of the finder's patterns
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -59,24 +59,28 @@ class RecentChunks:
         parts: list[str | Chunk] = []
         done = 0
         for number, start, stop in finder.find_matches_as_indexes(text):
-            if start > done:
-                parts.append(text[done:start])
+            parts += _text_behind(parts, text[done:start])
             parts.append(replace(chunks[number], recovered=True))
             done = stop
-        if done < len(text):
-            parts.append(text[done:])
-        return parts
+        return parts + _text_behind(parts, text[done:])
 
     def _search(self) -> tuple[AhoCorasick | None, list[Chunk]]:
         from ahocorasick_rs import AhoCorasick, Implementation, MatchKind
 
         with self._lock:
             if self._finder is None and self._chunks:
-                self._listed = list(self._chunks.values())
-                patterns = [chunk.text + JOINER for chunk in self._listed]
+                self._listed = list(self._chunks)
+                patterns = [chunk.text + JOINER for chunk in self._chunks.values()]
                 self._finder = AhoCorasick(
                     patterns,
                     matchkind=MatchKind.LeftmostLongest,
                     implementation=Implementation.NoncontiguousNFA,  # the quickest to build
                 )
-            return self._finder, self._listed
+            return self._finder, [self._chunks[digest] for digest in self._listed] if self._finder is not None else []
+
+
+def _text_behind(parts: list[str | Chunk], text: str) -> list[str]:
+    """`text` as a part; a prompt leaves out one joiner behind a chunk, so another one is given to it."""
+    if parts and text.startswith(JOINER):
+        return [JOINER + text]
+    return [text] if text else []

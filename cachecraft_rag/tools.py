@@ -92,10 +92,11 @@ def result_parts(result: Iterable[Part]) -> list[Part]:
     return [Text(_RESULT_OPEN, trusted=True), *result, Text(_RESULT_CLOSE, trusted=True)]
 
 
-def constraint(tools: Sequence[Tool], choice: str = "auto") -> dict[str, Any]:
+def constraint(tools: Sequence[Tool], choice: str = "auto", *, parallel: bool = True) -> dict[str, Any]:
     """What `structured_outputs` must be so that whatever is called is a tool with arguments of its schema.
 
     `choice`: "auto" leaves it to the model whether it calls one, "any" makes it call one, a name makes it call that.
+    Without `parallel` the answer ends behind the first call.
     """
     offered = list(tools) if choice in ("auto", "any") else [tool for tool in tools if tool.name == choice]
     if not offered:
@@ -111,7 +112,7 @@ def constraint(tools: Sequence[Tool], choice: str = "auto") -> dict[str, Any]:
     ]
     forced = choice != "auto"
     triggered = {"type": "triggered_tags", "triggers": [OPEN], "tags": tags}
-    layout = {**triggered, "at_least_one": forced, "stop_after_first": forced}
+    layout = {**triggered, "at_least_one": forced, "stop_after_first": forced or not parallel}
     return {"structural_tag": json.dumps({"type": "structural_tag", "format": layout}, ensure_ascii=False)}
 
 
@@ -139,7 +140,8 @@ class CallReader:
                 self._held = before[len(before) - keep :]
                 return shown + self._shown(before[: len(before) - keep])
             shown += self._shown(before)
-            body, closed, behind = rest.partition(CLOSE)
+            end = _end_of_call(rest)
+            body, closed, behind = rest[:end], rest[end : end + len(CLOSE)], rest[end + len(CLOSE) :]
             if not closed:
                 self._held = opened + rest
                 return shown
@@ -151,8 +153,9 @@ class CallReader:
         held, self._held = self._held, ""
         if not held.startswith(OPEN):
             return self._shown(held)
-        self._read(held.removeprefix(OPEN), cut=True)
-        return ""
+        body, closed, behind = held.removeprefix(OPEN).partition(CLOSE)
+        self._read(body, cut=not closed)
+        return self._shown(behind)
 
     def _shown(self, text: str) -> str:
         if not self.calls and not self.invalid:
@@ -178,6 +181,19 @@ class CallReader:
             self.invalid.append(InvalidToolCall(text, "its arguments are not an object"))
         else:
             self.calls.append(ToolCall(name, arguments))
+
+
+def _end_of_call(text: str) -> int:
+    """Where the closing tag of a call begins: behind its JSON, whose strings may hold the tag. len(text): not yet."""
+    start = len(text) - len(text.lstrip())
+    try:
+        _, at = json.JSONDecoder().raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated string") or error.pos >= len(text.rstrip()):
+            return len(text)
+        at = start
+    found = text.find(CLOSE, at)
+    return len(text) if found < 0 else found
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachecraft_rag import Chunk
+from cachecraft_rag import Chunk, Text
+from cachecraft_rag.prompt import JOINER, spell_out
 from cachecraft_rag.recover import RecentChunks
 
 
@@ -20,7 +21,8 @@ def shape(parts) -> list[str]:
 
 
 def spelled(parts) -> str:
-    return "".join(part.text + "\n\n" if isinstance(part, Chunk) else part for part in parts)
+    """As a prompt spells it: the text of a chunk, its joiner, and what follows without one of its own."""
+    return "".join(text for _, text in spell_out([p if isinstance(p, Chunk) else Text(p) for p in parts], JOINER))
 
 
 def test_chunks_between_texts():
@@ -32,6 +34,13 @@ def test_chunks_between_texts():
 def test_only_with_the_blank_line_that_a_chunk_brings():
     assert shape(recent("one").split("one two one")) == ["one two one"]
     assert shape(recent("one").split("one\n\none")) == ["[one]", "one"]
+
+
+def test_more_blank_lines_stay():
+    flat = "one\n\n\n\ntwo\n\n\n\n\n\nWhat?"
+    parts = recent("one", "two").split(flat)
+    assert [part.text for part in parts if isinstance(part, Chunk)] == ["one", "two"]
+    assert spelled(parts) == flat
 
 
 def test_the_longest_of_those_that_begin_together():
@@ -65,6 +74,7 @@ def test_nothing_known_and_nothing_given():
 def test_the_document_of_the_last_retrieval_counts():
     chunks = RecentChunks(min_chars=1)
     chunks.remember([Chunk("one", "old")])
+    assert chunks.split("one\n\n")[0].document_id == "old"
     chunks.remember([Chunk("one", "new")])
     [found] = chunks.split("one\n\n")
     assert isinstance(found, Chunk)

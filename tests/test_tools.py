@@ -54,6 +54,13 @@ def test_constraint_offers_what_may_be_called():
         layout = json.loads(constraint([ADD, NOW], choice)["structural_tag"])["format"]
         return layout["at_least_one"], [json.loads(tag["begin"][12:] + "0}")["name"] for tag in layout["tags"]]
 
+    def ends_behind_the_first(**options):
+        layout = json.loads(constraint([ADD, NOW], **options)["structural_tag"])["format"]
+        return layout["stop_after_first"]
+
+    assert not ends_behind_the_first()
+    assert ends_behind_the_first(parallel=False)
+    assert ends_behind_the_first(choice="any")
     assert tags("auto") == (False, ["add", "now"])
     assert tags("any") == (True, ["add", "now"])
     assert tags("now") == (True, ["now"])
@@ -102,3 +109,24 @@ def test_a_call_between_texts_is_found_however_it_is_cut(sizes):
         start, turn = start + size, turn + 1
     assert shown + reader.finish() == "Let me see.  Done."
     assert [call.arguments for call in reader.calls] == [{"a": 3}]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.sampled_from(["</tool_call>", "<tool_call>", '"}</tool_call>', "a"]))
+def test_arguments_may_hold_the_tags(sizes, text):
+    say = Tool("say", "", {"type": "object", "properties": {"text": {"type": "string"}}})
+    written = "".join(part.text for part in call_parts([ToolCall("say", {"text": f"use {text} to end"})])) + " Done."
+    reader, shown, start, turn = CallReader([say]), "", 0, 0
+    while start < len(written):
+        size = sizes[turn % len(sizes)]
+        shown += reader.feed(written[start : start + size])
+        start, turn = start + size, turn + 1
+    assert shown + reader.finish() == " Done."
+    assert reader.invalid == []
+    assert [call.arguments for call in reader.calls] == [{"text": f"use {text} to end"}]
+
+
+def test_a_call_that_never_becomes_json_ends_at_its_tag():
+    reader = CallReader([ADD])
+    shown = reader.feed('<tool_call>{"name": "add</tool_call> Sorry.')
+    assert shown + reader.finish() == " Sorry."
+    assert "not JSON" in reader.invalid[0].error

@@ -51,8 +51,8 @@ def test_a_call_that_is_asked_for(engine: ChunkEngine, passages, choice, names):
 
 def test_a_call_that_is_allowed_leaves_text_alone(engine: ChunkEngine, passages):
     prompt = ChunkPrompt.chat(passages(2), "Who lives at the harbour?")
-    free, bound = (
-        engine.generate(prompt, recompute_ratio=1.0, max_tokens=8, **options)
-        for options in ({}, {"structured_outputs": constraint([ADD, LOOK])})
-    )
-    assert bound.text == free.text
+    free = engine.generate(prompt, recompute_ratio=1.0, max_tokens=8).text
+    for parallel in (True, False):
+        bound = constraint([ADD, LOOK], parallel=parallel)
+        answer = engine.generate(prompt, recompute_ratio=1.0, max_tokens=8, structured_outputs=bound)
+        assert answer.text == free

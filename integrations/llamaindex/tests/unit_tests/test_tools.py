@@ -12,7 +12,6 @@ from llama_index.llms.cachecraft import Cachecraft
 
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.testing import FakeEngine
-from cachecraft_rag.tools import CLOSE
 
 
 def add(a: int, b: int) -> int:
@@ -69,16 +68,10 @@ async def test_text_around_calls_is_shown(method):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("parallel", [True, False])
-async def test_one_call_or_several(method, parallel):
-    llm = Cachecraft(engine=FakeEngine(f"{CALL}\n{CALL}"))
-    found = await responses(llm, method, allow_parallel_tool_calls=parallel)
-    assert len(selections(llm, found[-1])) == (2 if parallel else 1)
-
-
-async def test_stop_strings_are_kept_beside_the_end_of_a_single_call(engine):
-    llm = Cachecraft(engine=engine, stop=["x"])
-    llm.chat_with_tools(TOOLS, "Hi")
-    assert engine.requests[-1].options["stop"] == ["x", CLOSE]
+async def test_one_call_or_several(engine, method, parallel):
+    await responses(Cachecraft(engine=engine), method, allow_parallel_tool_calls=parallel)
+    layout = json.loads(engine.requests[-1].options["structured_outputs"]["structural_tag"])["format"]
+    assert layout["stop_after_first"] is not parallel
 
 
 @pytest.mark.parametrize(

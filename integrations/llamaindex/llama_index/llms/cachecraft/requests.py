@@ -12,7 +12,7 @@ from llama_index.llms.cachecraft.messages import read_messages
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.recover import RecentChunks
-from cachecraft_rag.tools import CLOSE, Tool, constraint
+from cachecraft_rag.tools import Tool, constraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,7 @@ def read_request(
     tools, choice = _tools(rest)
     parallel = rest.pop("allow_parallel_tool_calls", True)
     if tools:
-        rest["structured_outputs"] = constraint(tools, choice)
-        if not parallel:
-            rest["stop"] = [*_strings(rest.get("stop")), CLOSE]
+        rest["structured_outputs"] = constraint(tools, choice, parallel=bool(parallel))
     read = read_messages(messages, tools, recent)
     return Request(read.prompt, rest, tools, {"unmatched_chunks": list(read.unmatched)} if read.unmatched else {})
 
@@ -57,7 +55,3 @@ def _tools(options: dict[str, Any]) -> tuple[tuple[Tool, ...], str]:
     if not tools:
         raise InvalidInput(f"tool_choice={choice!r} was given without tools")
     return tools, "any" if choice == "required" else choice
-
-
-def _strings(stop: str | Sequence[str] | None) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or [])
