@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 _DEFAULT_CPU_KV_CACHE_GB = 4.0
+_ONEDNN_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 
 
 def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> ConnectorSettings:
@@ -160,6 +161,8 @@ def _environment(config: EngineConfig) -> Iterator[None]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": str(config.threads or len(os.sched_getaffinity(0))),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        # By default oneDNN keeps code for 1,024 shapes. Slices have any number of rows, and it grows for a long time.
+        _ONEDNN_CACHE: os.environ.get(_ONEDNN_CACHE, "128"),
     }
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
