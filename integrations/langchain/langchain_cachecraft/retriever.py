@@ -9,7 +9,8 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import ensure_config, patch_config
 from pydantic import Field
 
 from cachecraft_rag.chunk import Chunk
@@ -32,17 +33,45 @@ class ChunkRetriever(BaseRetriever):
     llm: ChatCachecraft | None = Field(default=None, exclude=True)
     k: int | None = None
 
+    def invoke(
+        self,
+        input: str,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        return super().invoke(input, config, caller_config=ensure_config(config), **kwargs)
+
+    async def ainvoke(
+        self,
+        input: str,  # noqa: A002
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> list[Document]:
+        return await super().ainvoke(input, config, caller_config=ensure_config(config), **kwargs)
+
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        caller_config: RunnableConfig | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         limit, options = self._options(kwargs)
-        return self._returned(self.retriever.invoke(query, {"callbacks": run_manager.get_child()}, **options)[:limit])
+        config = patch_config(caller_config, callbacks=run_manager.get_child())
+        return self._returned(self.retriever.invoke(query, config, **options)[:limit])
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        caller_config: RunnableConfig | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         limit, options = self._options(kwargs)
-        found = await self.retriever.ainvoke(query, {"callbacks": run_manager.get_child()}, **options)
+        config = patch_config(caller_config, callbacks=run_manager.get_child())
+        found = await self.retriever.ainvoke(query, config, **options)
         return self._returned(found[:limit])
 
     def _options(self, keywords: dict[str, Any]) -> tuple[int | None, dict[str, Any]]:

@@ -12,7 +12,7 @@ from langchain_classic.retrievers.document_compressors import DocumentCompressor
 from langchain_core.documents import BaseDocumentTransformer, Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda
 from langchain_core.stores import InMemoryStore
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_qdrant import QdrantVectorStore
@@ -116,6 +116,30 @@ def test_empty_texts_pass_through() -> None:
 def test_any_runnable_is_a_retriever(documents: list[Document]) -> None:
     retriever = ChunkRetriever(retriever=RunnableLambda(lambda query: documents), k=2)
     assert [document.page_content for document in retriever.invoke("q")] == [d.page_content for d in documents[:2]]
+
+
+async def test_the_callers_config_reaches_the_wrapped_retriever(documents: list[Document]) -> None:
+    field = ConfigurableField(id="search")
+    base = in_memory(documents).configurable_fields(search_kwargs=field)  # type: ignore[attr-defined]
+    retriever = ChunkRetriever(retriever=base)
+    mine = {"filter": lambda document: document.metadata["source"] == "bees"}
+    config: RunnableConfig = {"configurable": {"search": mine}, "run_name": "outer", "tags": ["mine"]}
+    found = [retriever.invoke("q", config), await retriever.ainvoke("q", config), *retriever.batch(["q"], config)]
+    found += await retriever.abatch(["q"], config)
+    assert [[document.metadata["source"] for document in one] for one in found] == [["bees"]] * 4
+    assert len(retriever.invoke("q")) == 3
+
+
+async def test_the_wrapped_retriever_is_a_run_inside_this_one(documents: list[Document]) -> None:
+    retriever = ChunkRetriever(retriever=Bare(documents=documents))
+    config: RunnableConfig = {"run_name": "outer", "tags": ["mine"], "metadata": {"user": 1}}
+    events = [event async for event in retriever.astream_events("q", config, version="v2")]
+    inner, outer = (
+        next(event for event in events if event["name"] == name and event["event"] == "on_retriever_start")
+        for name in ("Bare", "outer")
+    )
+    assert inner["parent_ids"] == [outer["run_id"]]
+    assert (inner["tags"], inner["metadata"]["user"]) == (["mine"], 1)
 
 
 def test_found_chunks_are_remembered(llm: ChatCachecraft, documents: list[Document]) -> None:
