@@ -76,10 +76,10 @@ class ChunkIngestor:
         """`cleanup`: what is removed, points and caches. "incremental": what the given documents no longer hold;
         "full": also every document that is not given.
 
-        Each document needs `source` or `document_id` in its metadata. The state is saved last, so a run that broke off
-        is made good by the next one.
+        Each document needs `source` or `document_id` in its metadata. The state is saved first, with all
+        that may be stored now, and last, so a run that broke off is made good by the next one.
         """
-        plan = self._plan(list(documents), cleanup)
+        plan = self._begin(list(documents), cleanup)
         added = plan.to_add(self._stored(plan.unchanged))
         if added:
             self._vector_store.add_documents(added, ids=_keys(added))
@@ -100,7 +100,7 @@ class ChunkIngestor:
 
     async def aingest(self, documents: Iterable[Document], *, cleanup: Cleanup = "incremental") -> IngestReport:
         """`ingest` for tasks."""
-        plan = await asyncio.to_thread(self._plan, list(documents), cleanup)
+        plan = await asyncio.to_thread(self._begin, list(documents), cleanup)
         added = plan.to_add(await self._astored(plan.unchanged))
         if added:
             await self._vector_store.aadd_documents(added, ids=_keys(added))
@@ -119,11 +119,13 @@ class ChunkIngestor:
                 prewarmed = await engine.aprewarm(plan.chunks, namespace=self._namespace)
         return await asyncio.to_thread(self._finish, plan, added, dropped, prewarmed)
 
-    def _plan(self, documents: Sequence[Document], cleanup: str) -> IngestPlan:
+    def _begin(self, documents: Sequence[Document], cleanup: str) -> IngestPlan:
         if cleanup not in ("incremental", "full"):
             raise InvalidInput(f"cleanup={cleanup!r} is not possible: give 'incremental' or 'full'")
         pieces = documents if self._splitter is None else self._splitter.transform_documents(documents)
-        return plan_ingestion(documents, pieces, self._state, full=cleanup == "full")
+        plan = plan_ingestion(documents, pieces, self._state, full=cleanup == "full")
+        self._remember(plan.meanwhile)
+        return plan
 
     def _stored(self, keys: Sequence[str]) -> list[str]:
         """Which of these points the vector store really has; all, where it cannot tell."""
@@ -142,8 +144,7 @@ class ChunkIngestor:
     def _finish(
         self, plan: IngestPlan, added: Sequence[Document], dropped: Sequence[str], prewarmed: PrewarmReport | None
     ) -> IngestReport:
-        self._state = plan.state
-        self._state.save(self._path)
+        self._remember(plan.state)
         return IngestReport(
             added=tuple(_keys(added)),
             skipped=len(plan.pieces) - len(added),
@@ -151,6 +152,10 @@ class ChunkIngestor:
             dropped=tuple(dict.fromkeys(dropped)),
             prewarm=prewarmed,
         )
+
+    def _remember(self, state: IngestState) -> None:
+        state.save(self._path)
+        self._state = state
 
 
 def _keys(documents: Iterable[Document]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from langchain_core.documents import Document
@@ -18,8 +18,8 @@ class IngestPlan:
     """`pieces`: all chunks of the documents that were given, by the id of their point, each once.
 
     `changed`: the ids of those that the state doesn't know like this. `gone_points`: to be taken out of the vector
-    store. `gone_chunks`: which no document has any more. `gone_documents`: that have no chunk any more. `state`: when
-    all is done.
+    store. `gone_chunks`: which no document has any more. `gone_documents`: that have no chunk any more. `meanwhile`:
+    the state until all is done, which knows every point that may be there. `state`: when all is done.
     """
 
     pieces: dict[str, tuple[Document, Chunk]]
@@ -27,6 +27,7 @@ class IngestPlan:
     gone_points: tuple[str, ...]
     gone_chunks: tuple[str, ...]
     gone_documents: tuple[str, ...]
+    meanwhile: IngestState
     state: IngestState
 
     def to_add(self, stored: Iterable[str]) -> list[Document]:
@@ -63,14 +64,27 @@ def plan_ingestion(
     after = IngestState({**kept, **{name: points for name, points in now.items() if points}})
     old = {key: point for points in before.documents.values() for key, point in points.items()}
     new = {key: point for points in after.documents.values() for key, point in points.items()}
+    changed = frozenset(key for key in placed if old.get(key) != new[key])
     return IngestPlan(
         pieces=placed,
-        changed=frozenset(key for key in placed if old.get(key) != new[key]),
+        changed=changed,
         gone_points=tuple(key for key in old if key not in new),
         gone_chunks=tuple(sorted(before.chunk_ids() - after.chunk_ids())),
         gone_documents=tuple(name for name in before.documents if name not in after.documents),
+        meanwhile=_union(before, after, changed | (old.keys() - new.keys())),
         state=after,
     )
+
+
+def _union(before: IngestState, after: IngestState, touched: Collection[str]) -> IngestState:
+    """`touched`: keys of the points that are about to be added, changed or taken out."""
+    documents: dict[str, dict[str, Point]] = {}
+    for state in (before, after):
+        for name, points in state.documents.items():
+            documents.setdefault(name, {}).update(
+                (key, Point(point.chunk_id, "") if key in touched else point) for key, point in points.items()
+            )
+    return IngestState(documents)
 
 
 def _name(document: Document) -> str:

@@ -23,7 +23,8 @@ _VERSION = 1
 class Point:
     """One chunk of a document in the vector store.
 
-    `metadata`: sha256 of what was stored beside the text, without the source, which is spelled in many ways.
+    `metadata`: sha256 of what was stored beside the text, without the source, which is spelled in many ways; "" while
+    it isn't known what the vector store has.
     """
 
     chunk_id: str

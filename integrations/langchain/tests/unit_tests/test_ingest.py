@@ -215,6 +215,51 @@ def test_a_run_that_broke_off_is_made_good(tmp_path: Path, monkeypatch: pytest.M
     assert stored(engine) == {chunk_id("Bees live in the tower.")}
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("broken", ["add_documents", "delete", "prewarm"])
+async def test_what_a_broken_run_stored_is_not_forgotten(
+    tmp_path: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, broken: str, asynchronous: bool
+) -> None:
+    ingest, store = ingestor(engine, tmp_path / "state.json")
+
+    async def run(ingest: ChunkIngestor, *documents: Document, **options: Any) -> IngestReport:
+        return await ingest.aingest(documents, **options) if asynchronous else ingest.ingest(documents, **options)
+
+    await run(ingest, doc("a", "Bees live in the tower."))
+    with monkeypatch.context() as patch:
+        owner = engine if broken == "prewarm" else store
+        patch.setattr(owner, f"a{broken}" if asynchronous else broken, lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await run(ingest, doc("a", "Honey is sold on Mondays."))
+    for later in (ingest, ingestor(engine, tmp_path / "state.json", store)[0]):
+        await run(later, doc("a", "The ferry leaves at nine."))
+        assert texts(store) == ["The ferry leaves at nine."]
+        assert stored(engine) == {chunk_id("The ferry leaves at nine.")}
+    await run(later, cleanup="full")
+    assert (texts(store), stored(engine)) == ([], set())
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_a_point_of_a_broken_run_is_stored_again(monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+    ingest, store = ingestor(store=Forgetful(EMBEDDING))
+    one, two = (Document("Bees live here.", metadata={"source": "a", "date": date}) for date in (1, 2))
+    ingest.ingest([one])
+    add = store.add_documents
+
+    def broken(*arguments: Any, **options: Any) -> None:
+        if lost == "after":
+            add(*arguments, **options)
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "add_documents", broken)
+        with pytest.raises(ConnectionError):
+            ingest.ingest([two])
+    for document in (one, two) if lost == "after" else (two, one):
+        ingest.ingest([document])
+        assert [entry["metadata"]["date"] for entry in store.store.values()] == [document.metadata["date"]]
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"version": 2}', '{"version": 1, "documents": {"a": {"b": {}}}}'])
 def test_a_state_that_is_none_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "state.json").write_text(content)
