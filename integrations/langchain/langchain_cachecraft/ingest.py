@@ -89,13 +89,13 @@ class ChunkIngestor:
         prewarmed = None
         if self._engine is not None:
             engine = serving_engine(self._engine)
-            for name in plan.gone_documents:
-                dropped += engine.delete(document_id=name, namespace=self._namespace)
             if plan.gone_chunks:
                 dropped += engine.delete(chunk_ids=plan.gone_chunks, namespace=self._namespace)
             prewarmed = PrewarmReport()
             if plan.chunks:
                 prewarmed = engine.prewarm(plan.chunks, namespace=self._namespace, progress=progress)
+            for name in plan.gone_documents:  # now that its chunks belong to the others that have them, too
+                dropped += engine.delete(document_id=name, namespace=self._namespace)
         return self._finish(plan, added, dropped, prewarmed)
 
     async def aingest(self, documents: Iterable[Document], *, cleanup: Cleanup = "incremental") -> IngestReport:
@@ -110,13 +110,13 @@ class ChunkIngestor:
         prewarmed = None
         if self._engine is not None:
             engine = await asyncio.to_thread(serving_engine, self._engine)
-            for name in plan.gone_documents:
-                dropped += await engine.adelete(document_id=name, namespace=self._namespace)
             if plan.gone_chunks:
                 dropped += await engine.adelete(chunk_ids=plan.gone_chunks, namespace=self._namespace)
             prewarmed = PrewarmReport()
             if plan.chunks:
                 prewarmed = await engine.aprewarm(plan.chunks, namespace=self._namespace)
+            for name in plan.gone_documents:  # now that its chunks belong to the others that have them, too
+                dropped += await engine.adelete(document_id=name, namespace=self._namespace)
         return await asyncio.to_thread(self._finish, plan, added, dropped, prewarmed)
 
     def _begin(self, documents: Sequence[Document], cleanup: str) -> IngestPlan:

@@ -114,6 +114,19 @@ def test_a_document_that_is_gone(engine: FakeEngine) -> None:
     assert stored(engine) == set()
 
 
+async def test_a_document_that_is_renamed_keeps_its_caches(engine: FakeEngine) -> None:
+    ingest, store = ingestor(engine)
+    ingest.ingest([doc("old", "Bees live in the tower.", ANNEX)])
+    report = ingest.ingest([doc("new", "Bees live in the tower.")], cleanup="full")
+    again = await ingest.aingest([doc("newer", "Bees live in the tower.")], cleanup="full")
+    assert [one.dropped for one in (report, again)] == [(chunk_id(ANNEX),), ()]
+    for one in (report, again):
+        assert one.prewarm is not None
+        assert (one.prewarm.stored, one.prewarm.present) == ((), (chunk_id("Bees live in the tower."),))
+    assert texts(store) == ["Bees live in the tower."]
+    assert ingest.ingest([], cleanup="full").dropped == (chunk_id("Bees live in the tower."),)
+
+
 def test_caches_stored_while_answering_go_too(engine: FakeEngine) -> None:
     ingest, _ = ingestor(engine)
     ingest.ingest([doc("a", "Bees live in the tower.")])
