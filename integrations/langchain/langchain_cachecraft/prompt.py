@@ -6,6 +6,8 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import cycle, islice
+from string import digits
 from typing import Any, Self, cast, overload
 
 from langchain_core.documents import Document
@@ -19,8 +21,8 @@ from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import JOINER
 from langchain_cachecraft.documents import DOCUMENT_ID, chunk_of
 
-_PRIVATE = range(0xE000, 0xF900)  # characters of no meaning, which templates leave alone
-_WINDOW = 2  # of them betray the remainder of a stand-in
+_LETTERS = "ghjkmnpqrtvwxyz"  # with digits in between: no template escapes them, and neither words nor hex look like it
+_WINDOW = 6  # characters of a nonce that betray the remainder of a stand-in
 
 
 class ChunkPromptTemplate(ChatPromptTemplate):
@@ -30,6 +32,11 @@ class ChunkPromptTemplate(ChatPromptTemplate):
     text block of its own that carries the id of the chunk. To any other chat model `message.text` is what it would get
     from a template with the joined texts. `document_prompt` may put more around each text, of `page_content` and keys
     of the metadata, as in `create_stuff_documents_chain`; it doesn't become part of the chunk.
+
+    The template sees a stand-in in place of each text: letters and digits, as many as the text has characters, at least
+    thirty. A template that cuts or changes it is refused; what leaves it whole places the text as it is, even where
+    it would have been escaped (`tojson`, `!r`). What only asks about a text or replaces things in it (`wordcount`,
+    `replace`, `in`, `length` of a short one) gets the stand-in, without an error.
     """
 
     document_prompt: StringPromptTemplate = Field(
@@ -87,8 +94,8 @@ class _Slots:
     def __init__(self, document_prompt: StringPromptTemplate, separator: str) -> None:
         self._document_prompt = document_prompt
         self._separator = separator
-        self._nonce = "".join(chr(secrets.choice(_PRIVATE)) for _ in range(8))
-        self._placed: list[Document] = []
+        self._nonce = "".join(secrets.choice(_LETTERS) + secrets.choice(digits) for _ in range(12))
+        self._placed: dict[str, Document] = {}
 
     def place(self, name: str, value: Any) -> Any:
         """What stands for the value of a variable in the template."""
@@ -107,14 +114,15 @@ class _Slots:
         return [self._filled(message) for message in messages]
 
     def _stand_in(self, document: Document) -> Document:
-        self._placed.append(document)
-        return Document(
-            id=document.id, page_content=f"{self._nonce}d{len(self._placed) - 1}q", metadata=document.metadata
-        )
+        head = f"{self._nonce}D{len(self._placed)}P"  # small and capital letters: a change of case shows
+        fill = islice(cycle(self._nonce), max(0, len(document.page_content) - len(head) - 1))  # what cuts a text, cuts
+        text = f"{head}{''.join(fill)}Q"
+        self._placed[text] = document
+        return Document(id=document.id, page_content=text, metadata=document.metadata)
 
     def _filled(self, message: BaseMessage) -> BaseMessage:
         content = message.content
-        if self._nonce[:_WINDOW] not in _spelled(content):
+        if not self._shows_in(_spelled(content)):
             return message
         blocks = [content] if isinstance(content, str) else content
         return message.model_copy(update={"content": [made for block in blocks for made in self._blocks(block)]})
@@ -123,9 +131,9 @@ class _Slots:
         around = {"type": "text"} if isinstance(block, str) else block
         text = block if isinstance(block, str) else block.get("text")
         others = {name: value for name, value in around.items() if name != "text"}
-        pieces = re.split(rf"{self._nonce}d([0-9]+)q", text) if isinstance(text, str) else []
-        rest = [*pieces[::2], _spelled(others)]
-        if any(self._nonce[:_WINDOW] in piece for piece in rest):
+        pieces = re.split(rf"({self._nonce}D[0-9]+P[0-9a-z]*Q)", text) if isinstance(text, str) else []
+        changed = any(piece not in self._placed for piece in pieces[1::2])
+        if changed or any(self._shows_in(piece) for piece in [*pieces[::2], _spelled(others)]):
             raise InvalidInput(
                 "the template cuts, changes or puts elsewhere than into text the text of a document: place the "
                 "variable with the documents as it is, like {context}"
@@ -134,9 +142,14 @@ class _Slots:
             yield around
         for number, piece in enumerate(pieces):
             if number % 2:
-                yield {**others, **_chunk_block(self._placed[int(piece)])}
+                yield {**others, **_chunk_block(self._placed[piece])}
             elif piece:
                 yield {**others, "text": piece}
+
+    def _shows_in(self, text: str) -> bool:
+        lowered = text.lower()
+        windows = range(len(self._nonce) - _WINDOW + 1)
+        return any(self._nonce[start : start + _WINDOW] in lowered for start in windows)
 
 
 class _Placed(list[Document]):

@@ -176,8 +176,52 @@ def test_mixed_lists_are_refused(documents: list[Document]) -> None:
         ChunkPromptTemplate.from_template("{context}").format_messages(context=[documents[0], "text"])
 
 
-@pytest.mark.parametrize("template", ["{context:.20}", "{{ context | upper }}", "{{ context | string | truncate(9) }}"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ context | map(attribute='page_content') | list | tojson }}",
+        "{% for d in context %}{{ d.page_content | tojson }}{% endfor %}",
+        "{% for d in context %}{{ d.page_content | urlencode }}{% endfor %}",
+        "{% for d in context %}{{ d.page_content | e }}{% endfor %}",
+        "{context!r}",
+    ],
+)
+def test_no_stand_in_reaches_the_model_where_a_template_escapes(template: str) -> None:
+    pytest.importorskip("jinja2")
+    kind: Any = "f-string" if "!r" in template else "jinja2"
+    odd = [Document("Bees <b> & 'Ada' \" \ue000 são \n twice as long as a stand-in."), Document("short")]
+    [message] = ChunkPromptTemplate.from_template(template, template_format=kind).format_messages(context=odd)
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    assert [block["text"] for block in blocks if "id" in block] == [document.page_content for document in odd]
+    assert not any(sign in block["text"] for block in blocks if "id" not in block for sign in ("\\u", "%", "&", "D0P"))
+
+
+def test_a_template_sees_a_text_as_long_as_it_is(documents: list[Document]) -> None:
+    pytest.importorskip("jinja2")
+    template = "{% for d in context %}{{ d.page_content | length }} {{ d.page_content | truncate(255) }}{% endfor %}"
+    prompt = ChunkPromptTemplate.from_template(template, template_format="jinja2")
+    [message] = prompt.format_messages(context=documents)
+    assert message.text == "".join(f"{len(one.page_content)} {one.page_content}" for one in documents)
+    with pytest.raises(InvalidInput, match="cuts, changes"):
+        prompt.format_messages(context=Document("The ferry leaves at nine. " * 20))
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{context:.20}",
+        "{{ context | upper }}",
+        "{{ context | string | lower }}",
+        "{{ context | string | title }}",
+        "{{ context | string | truncate(9) }}",
+        "{{ context | string | wordwrap(30) }}",
+        "{% for d in context %}{{ d.page_content | truncate(10) }}{% endfor %}",
+        "{% for d in context %}{{ d.page_content[10:25] }}{% endfor %}",
+        "{% for d in context %}{{ d.page_content[:12] ~ d.page_content[:-5] }}{% endfor %}",
+    ],
+)
 def test_a_template_that_changes_a_text_is_refused(documents: list[Document], template: str) -> None:
+    pytest.importorskip("jinja2")
     kind: Any = "jinja2" if "{{" in template else "f-string"
     prompt = ChunkPromptTemplate.from_messages([("human", template)], template_format=kind)
     with pytest.raises(InvalidInput, match="cuts, changes"):
