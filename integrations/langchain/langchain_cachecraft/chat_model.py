@@ -28,6 +28,7 @@ from langchain_cachecraft.answers import PROVIDER, AnswerReader
 from langchain_cachecraft.documents import chunk_of
 from langchain_cachecraft.engine_owner import EngineOwner
 from langchain_cachecraft.messages import PromptBuilder
+from langchain_cachecraft.recent import RecentByNamespace
 from langchain_cachecraft.structured import (
     METHODS,
     Method,
@@ -99,10 +100,13 @@ class ChatCachecraft(EngineOwner):
     recover_chunks: bool = False
     """Find chunks that were retrieved lately (see `remember`) in flat text, for chains that make one string of them."""
 
-    recent_chunks: RecentChunks = Field(default_factory=RecentChunks, exclude=True, repr=False)
+    recent: RecentByNamespace = Field(default_factory=RecentByNamespace, exclude=True, repr=False)
 
     def remember(self, documents: Iterable[Document]) -> None:
-        """Chunks to be found in flat text where `recover_chunks` is on; a `ChunkRetriever` with this model does it."""
+        """Chunks to be found in flat text where `recover_chunks` is on; a `ChunkRetriever` with this model does it.
+
+        They are found in requests of this model's namespace only.
+        """
         self.recent_chunks.remember(chunk_of(document) for document in documents if document.page_content.strip())
 
     def get_num_tokens(self, text: str) -> int:
@@ -110,7 +114,7 @@ class ChatCachecraft(EngineOwner):
 
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """The tokens of the prompt that these messages make, the model's chat template included."""
-        prompt = PromptBuilder(self._recent).build(messages, core_tools(tools or ()))
+        prompt = PromptBuilder(self._findable(self.namespace)).build(messages, core_tools(tools or ()))
         return self.start().count_tokens(prompt)
 
     def get_token_ids(self, text: str) -> list[int]:
@@ -223,18 +227,21 @@ class ChatCachecraft(EngineOwner):
             if options.get("structured_outputs") is not None:
                 raise InvalidInput("tools and structured_outputs cannot be asked for in one call: give one of them")
             options["structured_outputs"] = constraint(tools, choice or "auto")
-        builder = PromptBuilder(self._recent)
-        prompt = builder.build(messages, tools)
         own = {name: getattr(self, name) for name in (*_SAMPLING, *_REUSE)}
         defaults = {name: value for name, value in own.items() if value is not None}
+        builder = PromptBuilder(self._findable(options.get("namespace", self.namespace)))
+        prompt = builder.build(messages, tools)
         stops = self.stop if stop is None else stop
         if stops:
             options["stop"] = stops
         return _Call(prompt, {**defaults, **options}, AnswerReader(self._model_name, tools, builder.notes))
 
     @property
-    def _recent(self) -> RecentChunks | None:
-        return self.recent_chunks if self.recover_chunks else None
+    def recent_chunks(self) -> RecentChunks:
+        return self.recent.of(self.namespace)
+
+    def _findable(self, namespace: str | None) -> RecentChunks | None:
+        return self.recent.of(namespace) if self.recover_chunks else None
 
     @property
     def _llm_type(self) -> str:
