@@ -118,6 +118,17 @@ def test_pages_of_one_file_are_told_apart_also_when_one_is_read_alone(splitter):
     assert len(set(both)) == 2
 
 
+@pytest.mark.parametrize("key", ["page_label", "page", "sheet_name"])
+def test_pages_with_random_ids_are_told_apart_in_separate_calls(splitter, key):
+    def read(number: int) -> str:
+        page = Document(text="Notice.", id_=str(uuid.uuid4()), metadata={"file_path": "file", key: number})
+        [node] = AssignChunkIds()(splitter([page]))
+        return node.node_id
+
+    assert read(0) != read(1)
+    assert read(0) == read(0)
+
+
 def test_a_text_that_one_document_repeats_keeps_both_nodes():
     first, second = AssignChunkIds()([TextNode(text="one"), TextNode(text="one")])
     assert first.node_id != second.node_id

@@ -12,7 +12,7 @@ from typing import Any
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.schema import BaseNode, RelatedNodeInfo, RelatedNodeType, TransformComponent
 from llama_index.llms.cachecraft.llm import Cachecraft
-from llama_index.llms.cachecraft.nodes import chunk_of, with_chunk_id
+from llama_index.llms.cachecraft.nodes import chunk_of, source_of, with_chunk_id
 
 from cachecraft_rag.answer import PrewarmReport
 from cachecraft_rag.chunk import Chunk, point_id
@@ -26,8 +26,8 @@ class AssignChunkIds(TransformComponent):
 
     The text that the LLM sees becomes free of metadata, but for `llm_metadata_keys`: with a date or a path in it the
     same text would be another chunk after every copy. The chunk's id is in `metadata["chunk_id"]`. A node's id comes
-    from its document's id (where that is random, from its file's path) and its chunk, so that vector stores replace it
-    when the file is read again. Returns copies; nodes without text stay as they are.
+    from its document's id (where that is random, from its file's path and page) and its chunk, so that vector stores
+    replace it when the file is read again. Returns copies; nodes without text stay as they are.
     """
 
     llm_metadata_keys: list[str] = Field(default_factory=list, description="Metadata that the LLM shall see.")
@@ -122,7 +122,7 @@ def _renamed(nodes: Sequence[BaseNode]) -> list[BaseNode]:
     new_ids: dict[str, str] = {}
     for node in nodes:
         if chunk := chunk_of(node):
-            source = _source(node)
+            source = source_of(node.metadata, node.ref_doc_id)
             new_id = point_id(source, chunk.id)
             seen[new_id] += 1
             new_ids[node.node_id] = new_id if seen[new_id] == 1 else point_id(f"{source}\0{seen[new_id]}", chunk.id)
@@ -135,20 +135,6 @@ def _renamed(nodes: Sequence[BaseNode]) -> list[BaseNode]:
         )
         for node in nodes
     ]
-
-
-def _source(node: BaseNode) -> str:
-    """What tells the node from one with the same text elsewhere, if possible the same in every process."""
-    document = node.ref_doc_id or ""
-    return str(node.metadata.get("file_path", document)) if _is_random(document) else document
-
-
-def _is_random(document_id: str) -> bool:
-    """LlamaIndex's readers give a new uuid4 to each document they read, unless asked for something better."""
-    try:
-        return uuid.UUID(document_id).version == 4
-    except ValueError:
-        return not document_id
 
 
 def _related(related: RelatedNodeType, new_ids: dict[str, str]) -> RelatedNodeType:

@@ -2,12 +2,52 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
 from llama_index.core.base.llms.types import CitableBlock, TextBlock
 from llama_index.core.schema import BaseNode, MetadataMode
 
 from cachecraft_rag.chunk import Chunk
 
 CHUNK_ID = "chunk_id"  # key in a node's metadata
+# Keys by which LlamaIndex's readers tell the documents of one file apart.
+PART_KEYS = (
+    "page_label",
+    "page",
+    "page_number",
+    "page_num",
+    "page_idx",
+    "source",
+    "slide",
+    "slide_number",
+    "sheet",
+    "sheet_name",
+    "row",
+    "row_number",
+    "part",
+)
+
+
+def source_of(metadata: Mapping[str, Any], document_id: str | None) -> str:
+    """The document's id; where that is random, its file's path and its part of the file, which every reading repeats.
+
+    What has a random id and no path keeps its id.
+    """
+    path = metadata.get("file_path")
+    if not path or not is_random(document_id):
+        return document_id or ""
+    part = "&".join(f"{key}={metadata[key]}" for key in PART_KEYS if metadata.get(key) is not None)
+    return f"{path}#{part}" if part else str(path)
+
+
+def is_random(document_id: str | None) -> bool:
+    """LlamaIndex's readers give a new uuid4 to each document they read, unless asked for something better."""
+    try:
+        return uuid.UUID(document_id or "").version == 4
+    except ValueError:
+        return not document_id
 
 
 def chunk_of(node: BaseNode) -> Chunk | None:
