@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.ingestion import DocstoreStrategy, IngestionPipeline
 from llama_index.core.node_parser import SentenceSplitter
-from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.llms.cachecraft import (
     AssignChunkIds,
     Cachecraft,
@@ -152,6 +155,23 @@ async def test_deletion_from_an_index(llm, engine, embedding, asynchronous):
         get_chunk_synthesizer(llm).synthesize("why?", Fixed(TEXTS).retrieve("")).metadata["cachecraft"]["reports"]
     )
     assert [chunk.outcome.value for chunk in report.chunks] == ["HIT", "MISS", "HIT"]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_file_that_is_read_again_is_deleted_with_its_caches(llm, engine, embedding, asynchronous):
+    store = SimpleVectorStore()
+    pipeline = IngestionPipeline(
+        transformations=[AssignChunkIds(), embedding, PrewarmChunks(llm)], vector_store=store, disable_cache=True
+    )
+    for _ in range(3):
+        document = str(uuid.uuid4())
+        source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=document)}
+        node = TextNode(text=TEXTS[0], metadata={"file_path": "/docs/a.txt"}, relationships=source)
+        pipeline.run(nodes=[node])
+    call = {"ref_doc_id": document, "llm": llm, "pipeline": pipeline}
+    gone = await adelete_ref_doc(**call) if asynchronous else delete_ref_doc(**call)
+    assert gone == [chunk_id(TEXTS[0])]
+    assert (engine.stats()["chunks"], store.data.embedding_dict) == (0, {})
 
 
 def test_a_chunk_stored_behind_an_answer_belongs_to_its_document(llm, engine, scored):

@@ -51,9 +51,9 @@ def is_random(document_id: str | None) -> bool:
 
 
 def chunk_of(node: BaseNode) -> Chunk | None:
-    """What the LLM sees of a node, as a chunk of the node's document; None if that is nothing."""
+    """What the LLM sees of a node, as a chunk of the node's source; None if that is nothing."""
     text = node.get_content(MetadataMode.LLM)
-    return Chunk(text, node.ref_doc_id) if text.strip() else None
+    return Chunk(text, source_of(node.metadata, node.ref_doc_id) or None) if text.strip() else None
 
 
 def block_of(chunk: Chunk) -> CitableBlock:
