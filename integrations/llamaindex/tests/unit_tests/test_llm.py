@@ -294,6 +294,15 @@ def test_the_engine_starts_once_when_it_is_needed(started):
         llm.chat(QUESTION)
 
 
+def test_the_models_config_knows_the_context_length_before_the_engine_runs(started, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
+    llm = Cachecraft(str(tmp_path))
+    assert llm.metadata.context_window == 512
+    assert not started
+    llm.chat(QUESTION)
+    assert llm.metadata.context_window == 100
+
+
 async def test_concurrent_first_calls_start_one_engine(started):
     llm = Cachecraft("model")
     await asyncio.gather(*(llm.achat(QUESTION) for _ in range(8)), asyncio.to_thread(llm.chat, QUESTION))

@@ -34,6 +34,21 @@ class EngineHolder:
             return self._engine.max_model_len
         return None if self._config is None else self._config.max_model_len
 
+    def context_length(self) -> int:
+        """`max_model_len`, else what the model's own config says; starts the engine only where that says nothing."""
+        return self.max_model_len or self._configured_length() or self.get().max_model_len
+
+    def _configured_length(self) -> int | None:
+        from transformers import AutoConfig
+
+        assert self._config is not None
+        try:
+            config = AutoConfig.from_pretrained(self._config.model).get_text_config()
+        except (OSError, ValueError):  # not found, or of a kind that only the engine may know
+            return None
+        length = getattr(config, "max_position_embeddings", None)
+        return length if isinstance(length, int) and length > 0 else None
+
     def get(self) -> Engine:
         with self._lock:
             if self._closed:

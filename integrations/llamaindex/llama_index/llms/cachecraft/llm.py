@@ -90,9 +90,9 @@ class Cachecraft(StructuredPredictions, ToolCalling):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Starts the engine where its context length was not given as engine_options["max_model_len"]."""
+        """Without starting the engine, unless neither the options nor the model's config have a context length."""
         return LLMMetadata(
-            context_window=self._holder.max_model_len or self.engine.max_model_len,
+            context_window=self._holder.context_length(),
             num_output=self.max_tokens,
             is_chat_model=True,
             is_function_calling_model=True,

@@ -187,7 +187,7 @@ class ChunkSynthesizer(BaseSynthesizer):
             self._refine_template,
             {**arguments, "llm": llm, "query_str": query_str},
             overflow=self._overflow,
-            room=llm.metadata.context_window - llm.metadata.num_output,
+            room=llm.engine.max_model_len - llm.max_tokens,
             count=llm.count_tokens,
             finish=finish,
         )
