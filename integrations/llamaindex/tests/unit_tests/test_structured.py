@@ -34,6 +34,14 @@ async def test_predictions(llm, engine):
     assert await llm.astructured_predict(Price, PROMPT, thing="anode") == EXPECTED
 
 
+async def test_an_abandoned_stream_ends_its_request(llm, engine):
+    stream = await llm.astream_structured_predict(Price, PROMPT, thing="anode")
+    await anext(stream)
+    assert engine.running == 1
+    await stream.aclose()
+    assert (engine.running, engine.aborted) == (0, 1)
+
+
 async def test_streams_grow_and_end_whole(llm):
     found = list(llm.stream_structured_predict(Price, PROMPT, thing="anode"))
     assert len(found) > 2

@@ -101,6 +101,11 @@ async def test_abandoned_streams_end_their_request(llm, engine, scored):
     await anext(stream)
     await stream.aclose()
     assert (engine.running, engine.aborted) == (0, 2)
+    stream = (await synthesizer.asynthesize("why?", scored("one"))).async_response_gen()
+    await anext(stream)
+    assert engine.running == 1
+    await stream.aclose()
+    assert (engine.running, engine.aborted) == (0, 3)
 
 
 async def test_no_nodes(llm, engine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole, TextBlock
@@ -109,8 +110,9 @@ class StructuredPredictions(LLM):
 
         async def generate() -> AsyncGenerator[Any, None]:
             parts = _Parts(output_cls)
-            async for response in stream:
-                yield parts.add(response)
+            async with aclosing(stream):  # type: ignore[type-var]
+                async for response in stream:
+                    yield parts.add(response)
             yield parts.whole()
 
         return generate()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
-from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse
 from llama_index.core.bridge.pydantic import BaseModel
 from llama_index.core.callbacks.base import CallbackManager
 from llama_index.core.instrumentation import get_dispatcher  # type: ignore[attr-defined]
@@ -154,6 +155,14 @@ class ChunkSynthesizer(BaseSynthesizer):
         dispatcher.event(GetResponseEndEvent())
         return response
 
+    def _prepare_response_output(
+        self, response_str: RESPONSE_TEXT_TYPE | None, source_nodes: list[NodeWithScore]
+    ) -> RESPONSE_TYPE:
+        response = super()._prepare_response_output(response_str, source_nodes)
+        if isinstance(response, AsyncStreamingResponse):
+            return ClosingResponse(response.response_gen, response.source_nodes, response.metadata)
+        return response
+
     @property
     def _chunk_llm(self) -> Cachecraft | None:
         llm = self._llm.llm if isinstance(self._llm, StructuredLLM) else self._llm
@@ -226,6 +235,24 @@ class ChunkSynthesizer(BaseSynthesizer):
             return str(llm.output_parser.parse(text)) if llm.output_parser is not None else text
         output = parse(response, self._answer_cls)
         return output.model_dump_json() if isinstance(self._llm, StructuredLLM) else output
+
+
+class ClosingResponse(AsyncStreamingResponse):
+    """One whose `async_response_gen()`, when it is closed, ends the request in the engine."""
+
+    async def _yield_response(self) -> AsyncGenerator[str, None]:
+        texts: Any = super()._yield_response()
+        try:
+            async for text in texts:
+                yield text
+        finally:
+            await texts.aclose()
+            await cast(AsyncGenerator[str, None], self.response_gen).aclose()
+
+    async def async_response_gen(self) -> AsyncGenerator[str, None]:
+        async with aclosing(self._yield_response()) as texts:
+            async for text in texts:
+                yield text
 
 
 class Outcome:
