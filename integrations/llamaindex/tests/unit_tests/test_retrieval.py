@@ -23,7 +23,7 @@ from llama_index.llms.cachecraft import (
     get_chunk_synthesizer,
 )
 
-from cachecraft_rag import chunk_id
+from cachecraft_rag import Chunk, chunk_id
 
 TEXTS = [
     f"Passage {name} is about the {name} of the buoy, and about nothing else." for name in ("keel", "hull", "lamp")
@@ -102,6 +102,17 @@ def test_recovered_chunks_are_said_to_be(engine):
     response = llm.complete(f"Read:\n\n{TEXTS[1]}\n\n{TEXTS[0]}\n\nWhy?")
     report = response.additional_kwargs["report"]
     assert (report.hits, [chunk.recovered for chunk in report.chunks]) == (2, [True, True])
+
+
+def test_chunks_are_recovered_for_their_own_tenant_only(engine):
+    llm = Cachecraft(engine=engine, namespace="a", recover_chunks=True)
+    llm.remember([Chunk(TEXTS[0])])
+    other = llm.model_copy(update={"namespace": "b"})
+    prompt = f"{TEXTS[0]}\n\nWhy?"
+    assert llm.complete(prompt).additional_kwargs["report"].chunks[0].recovered
+    assert other.complete(prompt).additional_kwargs["report"] is None
+    assert llm.complete(prompt, namespace="b").additional_kwargs["report"] is None
+    assert other.complete(prompt, namespace="a").additional_kwargs["report"].chunks[0].recovered
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class Cachecraft(StructuredPredictions, ToolCalling):
         default=False, description="Find the chunks retrieved lately in plain text, for engines that flatten them."
     )
     _holder: EngineHolder = PrivateAttr()
-    _recent: RecentChunks = PrivateAttr(default_factory=RecentChunks)
+    _recent: dict[str | None, RecentChunks] = PrivateAttr(default_factory=dict)
 
     def __init__(self, model: str = "", *, engine: Engine | None = None, **options: Any) -> None:
         if engine is not None and (model or options.get("engine_options")):
@@ -110,8 +110,8 @@ class Cachecraft(StructuredPredictions, ToolCalling):
         }
 
     def remember(self, chunks: Iterable[Chunk]) -> None:
-        """Chunks that `recover_chunks` finds again in plain text."""
-        self._recent.remember(chunks)
+        """Chunks that `recover_chunks` finds again in plain text, in requests of the same namespace."""
+        self._recent_of(self._defaults()).remember(chunks)
 
     def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
         """The tokens of the prompt that the messages become, template included."""
@@ -194,13 +194,17 @@ class Cachecraft(StructuredPredictions, ToolCalling):
         return (as_completion(response) async for response in stream)
 
     def _request(self, messages: Sequence[ChatMessage], kwargs: Mapping[str, Any]) -> Request:
-        recent = self._recent if self.recover_chunks else None
-        return read_request(messages, {**self._defaults(), **kwargs}, recent)
+        options = {**self._defaults(), **kwargs}
+        return read_request(messages, options, self._recent_of(options) if self.recover_chunks else None)
 
     def _completion_request(self, prompt: str, formatted: bool, kwargs: Mapping[str, Any]) -> Request:
         if not formatted:
             return self._request([ChatMessage(content=prompt)], kwargs)
-        return plain_request(prompt, {**self._defaults(), **kwargs}, self._recent if self.recover_chunks else None)
+        options = {**self._defaults(), **kwargs}
+        return plain_request(prompt, options, self._recent_of(options) if self.recover_chunks else None)
+
+    def _recent_of(self, options: Mapping[str, Any]) -> RecentChunks:
+        return self._recent.setdefault(options.get("namespace"), RecentChunks())
 
     def _defaults(self) -> dict[str, Any]:
         optional = {
