@@ -230,6 +230,18 @@ def test_a_pipelines_cache_does_not_swallow_a_prewarm(tmp_path, splitter):
     assert engines[1].prewarmed == engines[0].prewarmed * 2
 
 
+def test_prewarming_behind_the_pipeline_leaves_its_cache_alone(splitter, llm, engine):
+    pipeline = pipeline_of(splitter, AssignChunkIds())
+    sizes = []
+    for run in range(3):
+        nodes = pipeline.run(documents=[Document(text=TEXT, id_="doc")])
+        PrewarmChunks(llm)(nodes)
+        assert engine.prewarmed == chunk_ids(nodes) * (run + 1)
+        engine.delete(everything=True)
+        sizes.append(len(pipeline.cache.cache.get_all(collection=pipeline.cache.collection)))
+    assert sizes == [2, 2, 2]
+
+
 def test_the_cache_serves_the_ids(splitter, monkeypatch):
     pipeline = pipeline_of(splitter, AssignChunkIds())
     documents = [Document(text=TEXT, id_="doc")]

@@ -53,6 +53,8 @@ class PrewarmChunks(TransformComponent):
     """Computes and keeps the KV of nodes' chunks that the LLM's engine does not have yet. Put it at the end.
 
     It runs each time, whatever the pipeline's cache holds, since caches live as long as their engine and no longer.
+    For that the pipeline's cache gets a new entry at each run, which is never read: where it shall not grow, call
+    `PrewarmChunks(llm)(nodes)` on what the pipeline returns, or give the pipeline `disable_cache=True`.
     `report` says what the last run did. Raises `InvalidInput` in a worker process, where no engine is.
     """
 
