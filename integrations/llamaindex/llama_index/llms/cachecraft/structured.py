@@ -110,7 +110,7 @@ class StructuredPredictions(LLM):
 
         async def generate() -> AsyncGenerator[Any, None]:
             parts = _Parts(output_cls)
-            async with aclosing(stream):  # type: ignore[type-var]
+            async with aclosing(stream):
                 async for response in stream:
                     yield parts.add(response)
             yield parts.whole()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.base.response.schema import RESPONSE_TYPE, AsyncStreamingResponse
@@ -247,7 +247,7 @@ class ClosingResponse(AsyncStreamingResponse):
                 yield text
         finally:
             await texts.aclose()
-            await cast(AsyncGenerator[str, None], self.response_gen).aclose()
+            await self.response_gen.aclose()
 
     async def async_response_gen(self) -> AsyncGenerator[str, None]:
         async with aclosing(self._yield_response()) as texts:
