@@ -185,6 +185,8 @@ class CallReader:
 
 def _end_of_call(text: str) -> int:
     """Where the closing tag of a call begins: behind its JSON, whose strings may hold the tag. len(text): not yet."""
+    if CLOSE not in text:
+        return len(text)
     start = len(text) - len(text.lstrip())
     try:
         _, at = json.JSONDecoder().raw_decode(text, start)

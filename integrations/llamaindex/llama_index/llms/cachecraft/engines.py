@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 from cachecraft_rag.config import EngineConfig
@@ -36,9 +37,11 @@ class EngineHolder:
 
     def context_length(self) -> int:
         """`max_model_len`, else what the model's own config says; starts the engine only where that says nothing."""
-        return self.max_model_len or self._configured_length() or self.get().max_model_len
+        return self.max_model_len or self._configured_length or self.get().max_model_len
 
+    @cached_property
     def _configured_length(self) -> int | None:
+        """Read once: LlamaIndex asks for an LLM's metadata several times a query."""
         from transformers import AutoConfig
 
         assert self._config is not None
