@@ -95,7 +95,7 @@ class Plan:
     captures: tuple[CaptureSpan, ...]
     question: QuestionPass | None = None
 
-    def choose(self, attention: npt.NDArray[np.float64] | None) -> Plan:
+    def choose(self, attention: npt.NDArray[np.float64]) -> Plan:
         """The plan with its choice made by `attention`, the question's on each position, shape [prompt_tokens]."""
         waiting = self.question
         assert waiting is not None
@@ -133,14 +133,13 @@ def make_plan(
     repairable = [
         RepairableChunk(s.key or "", s.start, s.stop, s.statistics) for s in reused if not s.exact and s.key is not None
     ]
-    question = _question_pass(policy, ratio, min_run, segments, reused, repairable, max(num_computed_tokens, 0), end)
-    if question is not None:
-        question = replace(question, bucket=bucket)
-    if question is None:
+    rows = _question_rows(segments, num_computed_tokens, end)
+    waits = policy.needs_question_pass and bool(repairable) and policy.budget(1, ratio) > 0 and rows.size > 0
+    if not waits:
         mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
     mask[:num_computed_tokens] = False
     mask[end:] = False
-    if question is None:
+    if not waits:
         _fill_bucket(mask, num_computed_tokens, end, bucket)
     return Plan(
         num_computed_tokens=num_computed_tokens,
@@ -152,31 +151,23 @@ def make_plan(
             for s in segments
             if s.capture is not None and s.start >= num_computed_tokens and s.stop <= end
         ),
-        question=question,
+        question=QuestionPass(policy.name, ratio, min_run, rows, _keys(reused), tuple(repairable), bucket)
+        if waits
+        else None,
     )
 
 
-def _question_pass(
-    policy: SelectionPolicy,
-    ratio: float,
-    min_run: int,
-    segments: Sequence[PlanSegment],
-    reused: Sequence[PlanSegment],
-    repairable: Sequence[RepairableChunk],
-    lower: int,
-    end: int,
-) -> QuestionPass | None:
-    """None where the policy asks for none, where there is nothing to choose, and where no text follows the chunks."""
-    if not policy.needs_question_pass or not repairable or policy.budget(1, ratio) == 0:
-        return None
-    behind = max(s.stop for s in segments if s.key is not None)
-    rows = np.arange(max(behind, lower), end, dtype=np.int64)[-MAX_QUESTION_ROWS:]
-    if rows.size == 0:
-        return None
-    keys = tuple(
+def _question_rows(segments: Sequence[PlanSegment], lower: int, end: int) -> npt.NDArray[np.int64]:
+    """The last positions behind the last chunk; none where no text follows the chunks."""
+    behind = max((s.stop for s in segments if s.key is not None), default=0)
+    return np.arange(max(behind, lower), end, dtype=np.int64)[-MAX_QUESTION_ROWS:]
+
+
+def _keys(reused: Sequence[PlanSegment]) -> tuple[StagedSpan, ...]:
+    """All stored spans whole, also where vLLM's prefix cache holds a part."""
+    return tuple(
         StagedSpan(s.handle, 0, s.start, s.stop, s.start - s.cached_at) for s in reused if s.handle is not None
     )
-    return QuestionPass(policy.name, ratio, min_run, rows, keys, tuple(repairable))
 
 
 def _fill_bucket(mask: npt.NDArray[np.bool_], lower: int, end: int, bucket: int) -> None:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cachecraft_rag.answer import Answer, Delta, PrewarmReport
@@ -52,11 +52,7 @@ class FakeRequest:
     options: Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class _Books:
-    """Stored chunks of one namespace: id to the documents it is part of."""
-
-    chunks: dict[str, set[str]] = field(default_factory=dict)
+_Books = dict[str, set[str]]  # stored chunks of one namespace: id to the documents it is part of
 
 
 class FakeEngine(Closing):
@@ -129,7 +125,7 @@ class FakeEngine(Closing):
             books = self._books(namespace)
             for chunk in {chunk.id: chunk for chunk in placed}.values():
                 count = len(words(chunk.text))
-                if chunk.id in books.chunks:
+                if chunk.id in books:
                     present.append(chunk.id)
                 elif count < self._min_chunk_tokens:
                     refused[chunk.id] = f"its {count} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
@@ -161,7 +157,7 @@ class FakeEngine(Closing):
         if (chunk_ids is not None) + (document_id is not None) + everything != 1:
             raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")
         with self._lock:
-            chunks = self._books(namespace).chunks
+            chunks = self._books(namespace)
             gone = list(chunks) if everything else [name for name in chunk_ids or () if name in chunks]
             if document_id is not None:
                 owned = [name for name, documents in chunks.items() if document_id in documents]
@@ -185,7 +181,7 @@ class FakeEngine(Closing):
 
     def stats(self) -> dict[str, Any]:
         self._open()
-        return {"chunks": sum(len(books.chunks) for books in self._namespaces.values())}
+        return {"chunks": sum(len(books) for books in self._namespaces.values())}
 
     def close(self) -> None:
         self.closed = True
@@ -289,7 +285,7 @@ class FakeEngine(Closing):
         outcome, reason, recomputed = Outcome.MISS, NOT_STORED, tokens
         if len(words(chunk.text)) < self._min_chunk_tokens:
             outcome, reason = Outcome.REFUSED, f"smaller than min_chunk_tokens={self._min_chunk_tokens}"
-        elif chunk.id in books.chunks:
+        elif chunk.id in books:
             outcome, reason, recomputed = Outcome.HIT, "stored", min(tokens, round(tokens * ratio))
         return ChunkReport(
             chunk.id,
@@ -303,7 +299,7 @@ class FakeEngine(Closing):
         )
 
     def _books(self, namespace: str | None) -> _Books:
-        return self._namespaces.setdefault("default" if namespace is None else namespace, _Books())
+        return self._namespaces.setdefault("default" if namespace is None else namespace, {})
 
     def _open(self) -> None:
         if self.closed:
@@ -311,7 +307,7 @@ class FakeEngine(Closing):
 
 
 def _store(books: _Books, chunk: Chunk) -> None:
-    documents = books.chunks.setdefault(chunk.id, set())
+    documents = books.setdefault(chunk.id, set())
     if chunk.document_id is not None:
         documents.add(chunk.document_id)
 

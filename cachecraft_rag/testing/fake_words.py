@@ -33,9 +33,9 @@ def answer_to(prompt: ChunkPrompt, structured: Mapping[str, Any] | None) -> str:
     return f"You said: {last}" if last else "You said nothing."
 
 
-def instance(schema: Mapping[str, Any], hint: str, root: Mapping[str, Any] | None = None) -> Any:
+def instance(schema: Mapping[str, Any], hint: str) -> Any:
     """The smallest value of a JSON schema; numbers and 'quoted' strings are those of `hint`, in order."""
-    return _Instances(schema if root is None else root, hint).of(schema, "value")
+    return _Instances(schema, hint).of(schema, "value")
 
 
 def _call(layout: Mapping[str, Any], last: str) -> str:
