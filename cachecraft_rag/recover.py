@@ -79,6 +79,24 @@ class RecentChunks:
             return self._finder, [self._chunks[digest] for digest in self._listed] if self._finder is not None else []
 
 
+class RecentByNamespace:
+    """At most `capacity` namespaces, those used last. Copies of a model share one, in any number of
+    threads."""
+
+    def __init__(self, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._recent: OrderedDict[str | None, RecentChunks] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, namespace: str | None) -> RecentChunks:
+        with self._lock:
+            recent = self._recent.setdefault(namespace, RecentChunks())
+            self._recent.move_to_end(namespace)
+            if len(self._recent) > self._capacity:
+                self._recent.popitem(last=False)
+            return recent
+
+
 def _text_behind(parts: list[str | Chunk], text: str) -> list[str]:
     """`text` as a part; a prompt leaves out one joiner behind a chunk, so another one is given to it."""
     if parts and text.startswith(JOINER):

@@ -179,6 +179,10 @@ class FakeEngine(Closing):
         await asyncio.sleep(0)
         return self.delete(chunk_ids=chunk_ids, document_id=document_id, everything=everything, namespace=namespace)
 
+    def stored(self, namespace: str | None = None) -> Mapping[str, set[str]]:
+        """The chunks of one namespace: id to the documents it is part of."""
+        return self._books(namespace)
+
     def stats(self) -> dict[str, Any]:
         self._open()
         return {"chunks": sum(len(books) for books in self._namespaces.values())}

@@ -22,13 +22,12 @@ from cachecraft_rag.answer import Answer, Delta
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.interface import Engine
 from cachecraft_rag.prompt import ChunkPrompt
-from cachecraft_rag.recover import RecentChunks
+from cachecraft_rag.recover import RecentByNamespace, RecentChunks
 from cachecraft_rag.tools import constraint
 from langchain_cachecraft.answers import PROVIDER, AnswerReader
 from langchain_cachecraft.documents import chunk_of
 from langchain_cachecraft.engine_owner import EngineOwner
 from langchain_cachecraft.messages import PromptBuilder
-from langchain_cachecraft.recent import RecentByNamespace
 from langchain_cachecraft.structured import (
     METHODS,
     Method,

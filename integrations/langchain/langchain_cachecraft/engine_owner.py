@@ -13,7 +13,7 @@ from cachecraft_rag.closing import Closing
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.interface import Engine
-from langchain_cachecraft.lazy import LazyEngine
+from cachecraft_rag.lazy import LazyEngine
 
 # Standard parameters of LangChain's chat models that say how to reach a server; there is none.
 _OF_SERVERS = frozenset({"timeout", "max_retries", "api_key"})

@@ -54,7 +54,7 @@ def ingestor(
 
 
 def stored(engine: FakeEngine) -> set[str]:
-    return set(engine._books(None).chunks)
+    return set(engine.stored())
 
 
 def run_once(folder: str, work: Path, cwd: Path, *arguments: str) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def test_the_namespace_of_the_chat_model(engine: FakeEngine) -> None:
     ChunkIngestor(InMemoryVectorStore(EMBEDDING), ChatCachecraft(engine=engine, namespace="tenant")).ingest(
         [doc("a", "Bees live in the tower.")]
     )
-    assert set(engine._books("tenant").chunks) == {chunk_id("Bees live in the tower.")}
+    assert set(engine.stored("tenant")) == {chunk_id("Bees live in the tower.")}
     assert stored(engine) == set()
 
 
@@ -328,6 +328,6 @@ async def test_prewarm(engine: FakeEngine, documents: list[Document]) -> None:
     assert (len(report.stored), len(report.present)) == (1, 2)
     assert engine.delete(document_id="bees") == [chunk_id(documents[0].page_content)]
     prewarm(documents, ChatCachecraft(engine=engine, namespace="tenant"))
-    assert len(engine._books("tenant").chunks) == 3
+    assert len(engine.stored("tenant")) == 3
     prewarm(documents, ChatCachecraft(engine=engine, namespace="tenant"), namespace="other")
-    assert len(engine._books("other").chunks) == 3
+    assert len(engine.stored("other")) == 3

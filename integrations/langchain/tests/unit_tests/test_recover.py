@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from langchain_cachecraft import ChatCachecraft, ChunkRetriever, prewarm
 from langchain_cachecraft.documents import chunk_of
-from langchain_cachecraft.recent import RecentByNamespace
 from langchain_classic.chains import create_retrieval_chain
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
 from langchain_core.documents import Document
@@ -13,6 +12,7 @@ from langchain_core.messages import HumanMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 
+from cachecraft_rag.recover import RecentByNamespace
 from cachecraft_rag.testing import FakeEngine
 
 PROMPT = ChatPromptTemplate.from_template("Read:\n{context}\n\nQuestion: {input}")

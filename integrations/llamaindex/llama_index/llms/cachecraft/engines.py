@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 from cachecraft_rag.config import EngineConfig
-from cachecraft_rag.errors import EngineClosed, InvalidInput
+from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.interface import Engine
+from cachecraft_rag.lazy import LazyEngine
 
 
 class EngineHolder:
@@ -22,18 +22,16 @@ class EngineHolder:
     def __init__(self, engine: Engine | None, model: str, options: Mapping[str, Any]) -> None:
         if engine is not None and not isinstance(engine, Engine):
             raise InvalidInput(f"engine={engine!r:.80} is no engine; give a ChunkEngine, or leave it out")
-        self._engine = engine
-        self._owned = engine is None
-        self._closed = False
-        self._lock = threading.Lock()
-        self._config = None if engine is not None else _config(model, options)
+        self._given = engine
+        self._lazy = None if engine is not None else LazyEngine(_config(model, options))
 
     @property
     def max_model_len(self) -> int | None:
         """Tokens of the context, where they are known without starting the engine."""
-        if self._engine is not None:
-            return self._engine.max_model_len
-        return None if self._config is None else self._config.max_model_len
+        running = self._running
+        if running is not None:
+            return running.max_model_len
+        return None if self._lazy is None else self._lazy.config.max_model_len
 
     def context_length(self) -> int:
         """`max_model_len`, else what the model's own config says; starts the engine only where that says nothing."""
@@ -44,38 +42,32 @@ class EngineHolder:
         """Read once: LlamaIndex asks for an LLM's metadata several times a query."""
         from transformers import AutoConfig
 
-        assert self._config is not None
+        assert self._lazy is not None
         try:
-            config = AutoConfig.from_pretrained(self._config.model).get_text_config()
+            config = AutoConfig.from_pretrained(self._lazy.config.model).get_text_config()
         except (OSError, ValueError):  # not found, or of a kind that only the engine may know
             return None
         length = getattr(config, "max_position_embeddings", None)
         return length if isinstance(length, int) and length > 0 else None
 
-    def get(self) -> Engine:
-        with self._lock:
-            if self._closed:
-                raise EngineClosed("this Cachecraft is closed; make another one")
-            if self._engine is None:
-                from cachecraft_rag.engine import ChunkEngine
+    @property
+    def _running(self) -> Engine | None:
+        return self._given if self._lazy is None else self._lazy.made
 
-                assert self._config is not None
-                self._engine = ChunkEngine(self._config)
-            return self._engine
+    def get(self) -> Engine:
+        if self._given is not None:
+            return self._given
+        assert self._lazy is not None
+        return self._lazy.get()
 
     async def aget(self) -> Engine:
         """`get` without blocking the event loop while the engine starts."""
-        if self._engine is not None and not self._closed:
-            return self._engine
-        return await asyncio.to_thread(self.get)
+        return self.get() if self._running is not None else await asyncio.to_thread(self.get)
 
     def close(self) -> None:
         """End the engine if it was started here. Safe to call twice."""
-        with self._lock:
-            if self._owned:
-                self._closed = True
-                if self._engine is not None:
-                    self._engine.close()
+        if self._lazy is not None:
+            self._lazy.close()
 
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)

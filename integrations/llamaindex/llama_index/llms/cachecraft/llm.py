@@ -30,7 +30,7 @@ from llama_index.llms.cachecraft.tool_calling import ToolCalling
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.interface import Engine
-from cachecraft_rag.recover import RecentChunks
+from cachecraft_rag.recover import RecentByNamespace, RecentChunks
 
 
 class Cachecraft(StructuredPredictions, ToolCalling):
@@ -62,7 +62,7 @@ class Cachecraft(StructuredPredictions, ToolCalling):
         default=False, description="Find the chunks retrieved lately in plain text, for engines that flatten them."
     )
     _holder: EngineHolder = PrivateAttr()
-    _recent: dict[str | None, RecentChunks] = PrivateAttr(default_factory=dict)
+    _recent: RecentByNamespace = PrivateAttr(default_factory=RecentByNamespace)
 
     def __init__(self, model: str = "", *, engine: Engine | None = None, **options: Any) -> None:
         if engine is not None and (model or options.get("engine_options")):
@@ -204,7 +204,7 @@ class Cachecraft(StructuredPredictions, ToolCalling):
         return plain_request(prompt, options, self._recent_of(options) if self.recover_chunks else None)
 
     def _recent_of(self, options: Mapping[str, Any]) -> RecentChunks:
-        return self._recent.setdefault(options.get("namespace"), RecentChunks())
+        return self._recent.of(options.get("namespace"))
 
     def _defaults(self) -> dict[str, Any]:
         optional = {

@@ -10,7 +10,7 @@ from cachecraft_rag.interface import Engine
 
 
 class LazyEngine:
-    """Shared by a chat model and its copies. Any number of threads may ask for the engine at once."""
+    """Shared by an integration's model and its copies. Any number of threads may ask for the engine at once."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -27,7 +27,7 @@ class LazyEngine:
         """The engine; the first call takes seconds, since it loads the model."""
         with self._lock:
             if self._closed:
-                raise EngineClosed("this chat model was closed; make another ChatCachecraft")
+                raise EngineClosed("this model was closed, and its engine with it; make another one")
             if self._engine is None:
                 from cachecraft_rag.engine import ChunkEngine
 
