@@ -71,6 +71,7 @@ class RequestReport:
     chunks: tuple[ChunkReport, ...] = ()  # in prompt order
     timings: Timings = Timings()
     slices: int = 0
+    selection_tokens: float = 0.0  # run ahead to choose what to recompute, in tokens through all layers
     replans: int = 0  # plans made afresh after a preemption
     warnings: tuple[str, ...] = ()
 

@@ -52,6 +52,8 @@ def table(report: "RequestReport") -> "Table":
 
 def headline(report: "RequestReport") -> list[str]:
     share = f"{report.computed_tokens:,} computed ({report.share_computed:.1%})"
+    if report.selection_tokens:
+        share += f" and {report.selection_tokens:,.0f} run to choose them"
     return [
         f"request {clean(report.request_id)}, policy {clean(report.policy)} at ratio {report.ratio:g}",
         (

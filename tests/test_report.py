@@ -2,6 +2,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -43,6 +44,7 @@ REPORTS = st.builds(
     chunks=st.lists(chunk_reports(), max_size=5).map(tuple),
     timings=st.builds(Timings, SECONDS, SECONDS, SECONDS, st.none() | SECONDS),
     slices=COUNTS,
+    selection_tokens=SECONDS,
     replans=COUNTS,
     warnings=st.lists(st.text(max_size=300), max_size=2).map(tuple),
 )
@@ -133,6 +135,11 @@ def test_text_shows_each_chunk_with_its_reason(report):
     assert "2 hit, 1 missed, 1 refused; 77 tokens of hits recomputed" in str(report)
     assert "lookup 0.4 ms, staging 12 ms, recompute 200 ms in 1 slice, first token 250 ms" in str(report)
     assert lines[-1] == "warning: the store is full"
+
+
+def test_text_says_what_the_choice_cost(report):
+    assert "641 computed (39.6%), 947 reused" in str(report)
+    assert "641 computed (39.6%) and 28 run to choose them, " in str(replace(report, selection_tokens=27.6))
 
 
 @given(REPORTS)

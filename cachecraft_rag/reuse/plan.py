@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from cachecraft_rag.reuse.policies import (
     RepairableChunk,
+    Scores,
     SelectionContext,
     SelectionPolicy,
     get_policy,
@@ -18,7 +19,9 @@ from cachecraft_rag.reuse.policies import (
     select,
 )
 
+Positions = npt.NDArray[np.int64]
 MAX_QUESTION_ROWS = 128  # the last ones, where the text behind the chunks is longer
+_NO_ROWS: Positions = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +67,19 @@ class CaptureSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class QuestionPass:
-    """A choice that waits for the question's attention: its rows run first, over the staged KV alone.
+class PendingChoice:
+    """A choice that waits for what some rows show when they run ahead, over the staged KV alone.
 
-    `rows`: their sorted positions, shape [rows], all behind the last chunk; `keys`: every stored span they attend to,
-    also where it lies in vLLM's prefix cache; `chunks`: those that may be repaired.
+    `question_rows`: sorted positions behind the last chunk whose attention is looked at, shape [rows];
+    `deviation_rows`: those whose V is computed at an early layer. Either may be empty. `keys`: every stored span, also
+    where it lies in vLLM's prefix cache; `chunks`: those that may be repaired.
     """
 
     policy: str
     ratio: float
     min_run: int
-    rows: npt.NDArray[np.int64]
+    question_rows: Positions
+    deviation_rows: Positions
     keys: tuple[StagedSpan, ...]
     chunks: tuple[RepairableChunk, ...]
     bucket: int = 1
@@ -85,27 +90,30 @@ class Plan:
     """What the worker does for one request, for positions `num_computed_tokens` to `end` (exclusive).
 
     `compute`: T, sorted positions that the model runs, shape [T]. Every position of the range is in `compute` or in
-    exactly one staged span. With a `question` pass it lacks the chosen tokens until `choose`.
+    exactly one staged span. With a `pending` choice it lacks the chosen tokens until `choose`.
     """
 
     num_computed_tokens: int
     end: int
-    compute: npt.NDArray[np.int64]
+    compute: Positions
     staged: tuple[StagedSpan, ...]
     captures: tuple[CaptureSpan, ...]
-    question: QuestionPass | None = None
+    pending: PendingChoice | None = None
 
-    def choose(self, attention: npt.NDArray[np.float64]) -> Plan:
-        """The plan with its choice made by `attention`, the question's on each position, shape [prompt_tokens]."""
-        waiting = self.question
+    def choose(self, attention: Scores | None = None, deviation: Scores | None = None) -> Plan:
+        """The plan with its choice made.
+
+        `attention`: the question's on each position, `deviation`: of V at each position; shape [prompt_tokens].
+        """
+        waiting = self.pending
         assert waiting is not None
-        context = SelectionContext(self.end, waiting.chunks, attention)
+        context = SelectionContext(self.end, waiting.chunks, attention, deviation)
         chosen = select(get_policy(waiting.policy), context, waiting.ratio, waiting.min_run)
         mask = np.zeros(self.end, dtype=bool)
         mask[chosen[(chosen >= self.num_computed_tokens) & (chosen < self.end)]] = True
         mask[self.compute] = True
         _fill_bucket(mask, self.num_computed_tokens, self.end, waiting.bucket)
-        return replace(self, compute=np.flatnonzero(mask).astype(np.int64, copy=False), question=None)
+        return replace(self, compute=np.flatnonzero(mask).astype(np.int64, copy=False), pending=None)
 
 
 def make_plan(
@@ -133,13 +141,20 @@ def make_plan(
     repairable = [
         RepairableChunk(s.key or "", s.start, s.stop, s.statistics) for s in reused if not s.exact and s.key is not None
     ]
-    rows = _question_rows(segments, num_computed_tokens, end)
-    waits = policy.needs_question_pass and bool(repairable) and policy.budget(1, ratio) > 0 and rows.size > 0
-    if not waits:
+    pending = None
+    if repairable and policy.budget(1, ratio) > 0:
+        question = _question_rows(segments, num_computed_tokens, end) if policy.needs_question_pass else _NO_ROWS
+        deviation = _NO_ROWS
+        if policy.needs_deviation_pass:
+            deviation = _deviation_rows(reused, repairable, num_computed_tokens)
+        if question.size or deviation.size:
+            rows = (question, deviation)
+            pending = PendingChoice(policy.name, ratio, min_run, *rows, _keys(reused), tuple(repairable), bucket)
+    if pending is None:
         mask[select(policy, SelectionContext(prompt_tokens, repairable), ratio, min_run)] = True
     mask[:num_computed_tokens] = False
     mask[end:] = False
-    if not waits:
+    if pending is None:
         _fill_bucket(mask, num_computed_tokens, end, bucket)
     return Plan(
         num_computed_tokens=num_computed_tokens,
@@ -151,16 +166,24 @@ def make_plan(
             for s in segments
             if s.capture is not None and s.start >= num_computed_tokens and s.stop <= end
         ),
-        question=QuestionPass(policy.name, ratio, min_run, rows, _keys(reused), tuple(repairable), bucket)
-        if waits
-        else None,
+        pending=pending,
     )
 
 
-def _question_rows(segments: Sequence[PlanSegment], lower: int, end: int) -> npt.NDArray[np.int64]:
+def _question_rows(segments: Sequence[PlanSegment], lower: int, end: int) -> Positions:
     """The last positions behind the last chunk; none where no text follows the chunks."""
     behind = max((s.stop for s in segments if s.key is not None), default=0)
     return np.arange(max(behind, lower), end, dtype=np.int64)[-MAX_QUESTION_ROWS:]
+
+
+def _deviation_rows(reused: Sequence[PlanSegment], chunks: Sequence[RepairableChunk], lower: int) -> Positions:
+    """All positions up to the last of the chunks, but for those whose stored KV is exact."""
+    rows = np.ones(max(chunk.stop for chunk in chunks), dtype=bool)
+    rows[:lower] = False
+    for segment in reused:
+        if segment.exact:
+            rows[segment.start : segment.stop] = False
+    return np.flatnonzero(rows).astype(np.int64, copy=False)
 
 
 def _keys(reused: Sequence[PlanSegment]) -> tuple[StagedSpan, ...]:

@@ -42,12 +42,14 @@ class SelectionContext:
     """All that a policy may look at.
 
     `question_attention`: for a policy with `needs_question_pass`, the attention mass of the question's rows on every
-    position of the prompt, shape [prompt_tokens]; otherwise None.
+    position of the prompt, shape [prompt_tokens]; otherwise None. `value_deviation`: for one with
+    `needs_deviation_pass`, how far each position's stored V is from what it should be in this prompt, alike.
     """
 
     prompt_tokens: int
     chunks: Sequence[RepairableChunk]
     question_attention: Scores | None = None
+    value_deviation: Scores | None = None
 
 
 class SelectionPolicy(Protocol):
@@ -55,6 +57,7 @@ class SelectionPolicy(Protocol):
 
     name: str
     needs_question_pass: bool
+    needs_deviation_pass: bool
     shares_budget: bool
     """True: one budget over all chunks. False: each chunk has its own."""
 
@@ -69,6 +72,7 @@ class SelectionPolicy(Protocol):
 
 class _PerChunkPolicy:
     needs_question_pass = False
+    needs_deviation_pass = False
     shares_budget = False
 
     def budget(self, tokens: int, ratio: float) -> int:
@@ -119,6 +123,24 @@ class QuestionTokens(_PerChunkPolicy):
         return scores
 
 
+class DeviatingTokens(_PerChunkPolicy):
+    """The tokens, of all chunks together, whose V at an early layer is furthest from the stored one.
+
+    The rule of CacheBlend (Yao et al., EuroSys 2025, arXiv:2405.16444), which finds that the tokens of high deviation
+    on one layer are mostly those of the next ones, too. The first layer runs for all rows of the chunks.
+    """
+
+    name = "deviation"
+    needs_deviation_pass = True
+    shares_budget = True
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        deviation = context.value_deviation
+        if deviation is None:
+            return FirstTokens().scores(context)
+        return [deviation[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
+
+
 class NoTokens(FirstTokens):
     """Naive reuse, whatever the ratio."""
 
@@ -138,7 +160,8 @@ class AllTokens(FirstTokens):
 
 
 POLICIES: Mapping[str, SelectionPolicy] = {
-    policy.name: policy for policy in (FirstTokens(), RandomTokens(), QuestionTokens(), NoTokens(), AllTokens())
+    policy.name: policy
+    for policy in (FirstTokens(), RandomTokens(), QuestionTokens(), DeviatingTokens(), NoTokens(), AllTokens())
 }
 
 

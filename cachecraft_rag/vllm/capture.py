@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,32 +26,61 @@ class CaptureRows:
     offset: int
 
 
+@dataclass
+class Watch:
+    """Which layers of a forward are looked at, and copies of what was seen: [rows, heads, head_size] each.
+
+    Keys and queries have RoPE applied. With `ends` the forward ends once all was seen: later layers are not run, and
+    what it would have returned is not needed.
+    """
+
+    queries_of: frozenset[int] = frozenset()
+    keys_of: frozenset[int] = frozenset()
+    values_of: frozenset[int] = frozenset()
+    ends: bool = False
+    queries: dict[int, torch.Tensor] = field(default_factory=dict)
+    keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    values: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def see_query(self, layer: int, query: torch.Tensor) -> None:
+        if layer in self.queries_of:
+            self.queries[layer] = query.clone()
+            self._end()
+
+    def see_key_value(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        if layer in self.keys_of:
+            self.keys[layer] = key.clone()
+        if layer in self.values_of:
+            self.values[layer] = value.clone()
+        if layer in self.keys_of or layer in self.values_of:
+            self._end()
+
+    def _end(self) -> None:
+        seen = [len(self.queries), len(self.keys), len(self.values)]
+        if self.ends and seen == [len(self.queries_of), len(self.keys_of), len(self.values_of)]:
+            raise _EnoughSeen
+
+
 class Recorder:
     """What is captured during the running forward; nothing outside of one."""
 
     def __init__(self) -> None:
         self.rows: tuple[CaptureRows, ...] = ()
-        self._queries: list[torch.Tensor] | None = None
-        self._layers = 0
+        self.watch: Watch | None = None
 
     @contextmanager
-    def queries(self, layers: int) -> Iterator[list[torch.Tensor]]:
-        """While it is open, the queries of the first `layers` layers: [rows, heads, head_size], with RoPE applied.
-
-        A forward inside of it ends there: later layers are not run, and what it would have returned is not needed.
-        """
-        self._queries, self._layers = [], layers
+    def watching(self, watch: Watch) -> Iterator[Watch]:
+        """While it is open, forwards are looked at."""
+        self.watch = watch
         try:
             with suppress(_EnoughSeen):
-                yield self._queries
+                yield watch
         finally:
-            self._queries = None
+            self.watch = None
 
-    def record_query(self, query: torch.Tensor) -> None:
-        if self._queries is not None:
-            self._queries.append(query.clone())
-            if len(self._queries) == self._layers:
-                raise _EnoughSeen
+    def record_query(self, layer: int, query: torch.Tensor) -> None:
+        if self.watch is not None:
+            self.watch.see_query(layer, query)
 
     def record(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """`key`, `value`: [rows, kv_heads, head_size] of one layer, key with RoPE applied."""
@@ -59,6 +88,8 @@ class Recorder:
             stop = rows.offset + rows.row_stop - rows.row_start
             rows.target.key[layer, rows.offset : stop].copy_(key[rows.row_start : rows.row_stop])
             rows.target.value[layer, rows.offset : stop].copy_(value[rows.row_start : rows.row_stop])
+        if self.watch is not None:
+            self.watch.see_key_value(layer, key, value)
 
 
 class _EnoughSeen(BaseException):
@@ -87,10 +118,9 @@ class CapturingImpl:
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        if self._recorder.rows:
-            self._recorder.record(self._layer_index, key, value)
+        self._recorder.record(self._layer_index, key, value)
         self._impl.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
 
     def forward(self, layer: torch.nn.Module, query: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._recorder.record_query(query)
+        self._recorder.record_query(self._layer_index, query)
         return self._impl.forward(layer, query, *args, **kwargs)

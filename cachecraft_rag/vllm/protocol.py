@@ -46,7 +46,8 @@ class ConnectorMetadata(KVConnectorMetadata):
 class PlanResult:
     """How a plan went. `missing`: handles whose tensors were not there, so that their tokens were computed, and why.
 
-    `chosen`: what was computed in the end, where the choice waited for the question's attention.
+    `chosen`: what was computed in the end, where the choice had to wait; `selection_tokens`: rows that were run to make
+    it, in tokens through all layers.
     """
 
     staging_seconds: float
@@ -56,6 +57,7 @@ class PlanResult:
     missing: Mapping[int, str] = field(default_factory=dict)
     cancelled: bool = False
     chosen: npt.NDArray[np.int64] | None = None
+    selection_tokens: float = 0.0
 
 
 @dataclass
@@ -84,6 +86,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
                 missing={**theirs.missing, **ours.missing},
                 cancelled=ours.cancelled or theirs.cancelled,
                 chosen=ours.chosen,
+                selection_tokens=max(ours.selection_tokens, theirs.selection_tokens),
             )
         return WorkerMetadata(
             results=results,
@@ -99,7 +102,7 @@ class RequestParams:
     `segments`: (start, stop, chunk_id, digest, document_id) for each piece of the prompt, chunk_id None for text.
     `prewarm`: store the chunks, the answer does not matter. `control`: a question to the store instead of a prompt.
     `epoch`: how many deletions the namespace has seen. `prompt`: digest of the token ids, for a policy that looks at
-    the question: what it repairs serves that prompt alone.
+    all of it: what it repairs serves that prompt alone.
     """
 
     namespace: str
@@ -151,8 +154,9 @@ class RequestParams:
 
 
 def prompt_digest(policy: SelectionPolicy, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str | None:
-    """sha256 (hex) of the ids for a policy that looks at the question, None for the others."""
-    return hashlib.sha256(token_bytes(token_ids)).hexdigest() if policy.needs_question_pass else None
+    """sha256 (hex) of the ids for a policy whose choice in a chunk depends on what comes behind it, else None."""
+    looks_ahead = policy.needs_question_pass or policy.shares_budget
+    return hashlib.sha256(token_bytes(token_ids)).hexdigest() if looks_ahead else None
 
 
 def _name(value: Any) -> str | None:

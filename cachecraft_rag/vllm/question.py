@@ -10,6 +10,7 @@ import torch
 
 from cachecraft_rag.kernels.attention_stats import attention_mass
 from cachecraft_rag.reuse import Plan, StagedSpan
+from cachecraft_rag.vllm.capture import Watch
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import PlanMessage
 from cachecraft_rag.vllm.versions import tensor_parallel_mean
@@ -23,20 +24,34 @@ Places = npt.NDArray[np.int64]
 KeyOf = Callable[[StagedSpan, int], torch.Tensor | None]
 
 
+def looked_at_layers(layers: int) -> frozenset[int]:
+    """Indices of the layers, of so many, whose attention is looked at; the last of them is the last that runs."""
+    first, stop = (round(share * layers) for share in LAYERS)
+    return frozenset(range(first, max(stop, first + 1)))
+
+
+def layers_run_for_question(layers: int) -> int:
+    """How many layers run for the question's rows, of so many."""
+    return max(looked_at_layers(layers)) + 1
+
+
 def compact_places(plan: Plan, staged: Sequence[StagedSpan]) -> Places | None:
     """Where in the request's blocks each position goes for the pass, so that no gap is left between them.
 
     What is not stored (a missed chunk, text between chunks) has no KV yet, and a row attends to all places before its
-    own. Shape [plan.end], -1 for positions that take no part; None where nothing lies between and all keep their place.
+    own. Shape [plan.end], -1 for positions that take no part; None where nothing lies between and all keep their place, or
+    where no question is looked at.
     Places below `num_computed_tokens` belong to vLLM's prefix cache and are never written.
     """
-    assert plan.question is not None
+    assert plan.pending is not None
+    if plan.pending.question_rows.size == 0:
+        return None
     takes_part = np.zeros(plan.end, dtype=bool)
     takes_part[: plan.num_computed_tokens] = True
     for span in staged:
         takes_part[span.start : span.stop] = True
-    takes_part[plan.question.rows] = True
-    if takes_part[: plan.question.rows[-1] + 1].all():
+    takes_part[plan.pending.question_rows] = True
+    if takes_part[: plan.pending.question_rows[-1] + 1].all():
         return None
     return np.where(takes_part, np.cumsum(takes_part) - 1, -1)
 
@@ -51,20 +66,19 @@ def question_attention(
     keys alone: only the ranking of the tokens is used.
     """
     plan = message.plan
-    assert plan.question is not None
-    rows = plan.question.rows
+    assert plan.pending is not None
+    rows = plan.pending.question_rows
     part = SlicePart(rows, message.token_ids[rows], message.block_ids, None if places is None else places[rows])
-    first, stop = (round(share * len(forward.layers)) for share in LAYERS)
-    with forward.recorder.queries(max(stop, first + 1)) as queries:
+    with forward.recorder.watching(Watch(queries_of=looked_at_layers(len(forward.layers)), ends=True)) as watch:
         forward.run([part])
-    spans = [span for span in plan.question.keys if key_of(span, 0) is not None]
+    spans = [span for span in plan.pending.keys if key_of(span, 0) is not None]
     attention = np.zeros(plan.end, dtype=np.float64)
     if not spans:
         return attention
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
     row_positions, key_positions = forward.to_device(rows[-RANKING_ROWS:]), forward.to_device(positions)
     total = torch.zeros(positions.size, dtype=torch.float64)
-    for layer, query in list(enumerate(queries))[first:]:
+    for layer, query in watch.queries.items():
         pieces = [piece for span in spans if (piece := key_of(span, layer)) is not None]
         mass = attention_mass(
             query[-RANKING_ROWS:],

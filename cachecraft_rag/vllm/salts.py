@@ -2,7 +2,7 @@
 
 Repaired KV is not exact KV. The salt holds a secret of the engine, so that no plain request can ask for it by accident
 or on purpose, and all that changes the repair: namespace, policy, ratio, the length of runs, how often something was
-deleted, and the whole prompt where the policy looks at the question.
+deleted, and the whole prompt where the policy looks at all of it.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class SchedulerHalf:
             if state is not None:
                 state.result = result
                 if result.chosen is not None and state.plan is not None:
-                    state.plan = replace(state.plan, compute=result.chosen, question=None)
+                    state.plan = replace(state.plan, compute=result.chosen, pending=None)
 
     def request_finished(self, request: Any) -> dict[str, Any] | None:
         """The request's report, or the answer of a control request; cancels its plan where one is in flight."""
@@ -257,10 +257,11 @@ class SchedulerHalf:
                 self._index.release(finding.segment.handle)
 
     def _read_from(self, params: RequestParams, num_computed_tokens: int) -> int | None:
-        """The first position whose stored KV is looked at. A question's attention is on what lies in blocks, too."""
+        """The first position whose stored KV is looked at. A pass ahead looks at what lies in blocks, too."""
         if not _reads(params):
             return None
-        return 0 if get_policy(params.policy).needs_question_pass else num_computed_tokens
+        policy = get_policy(params.policy)
+        return 0 if policy.needs_question_pass or policy.needs_deviation_pass else num_computed_tokens
 
     def _count_uses(self, findings: Sequence[Finding], plan: Plan | None) -> None:
         """Tell the eviction policy what was used, and how much of it had to be recomputed."""
@@ -307,6 +308,7 @@ class SchedulerHalf:
                 recompute=result.compute_seconds if result is not None else 0.0,
             ),
             slices=result.slices if result is not None else 0,
+            selection_tokens=result.selection_tokens if result is not None else 0.0,
         )
 
 

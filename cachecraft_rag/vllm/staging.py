@@ -48,6 +48,15 @@ class Stager:
         return key if spec is None or span.delta == 0 else rotate(key, spec, span.delta)
 
     @torch.inference_mode()
+    def value(self, span: StagedSpan, layer: int) -> torch.Tensor | None:
+        """V of one layer of a span, [rows, kv_heads, head_size]; None where it is gone."""
+        kv = self.stored(span)
+        if kv is None:
+            return None
+        _, values = kv.rows(_rows(span), self._store.dtype, slice(layer, layer + 1))
+        return values[0].to(self._device, non_blocking=True)
+
+    @torch.inference_mode()
     def write(self, spans: Iterable[StagedSpan], block_ids: Positions, places: Positions | None = None) -> None:
         """Write spans that are `stored` into a request's blocks, at their positions or at `places[position]`."""
         for span in spans:

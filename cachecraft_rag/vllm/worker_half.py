@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,15 +12,17 @@ import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
 
-from cachecraft_rag.reuse import CaptureSpan, Plan, positions_to_runs
+from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan, positions_to_runs
+from cachecraft_rag.reuse.plan import PendingChoice
 from cachecraft_rag.reuse.runs import first_rows
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.vllm.capture import CaptureRows
+from cachecraft_rag.vllm.deviation import layers_run_for_deviation, value_deviation
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
-from cachecraft_rag.vllm.question import compact_places, question_attention
+from cachecraft_rag.vllm.question import compact_places, layers_run_for_question, question_attention
 from cachecraft_rag.vllm.rotary_layers import rotary_specs
 from cachecraft_rag.vllm.staging import Stager
 from cachecraft_rag.vllm.versions import max_runs_per_slice
@@ -36,7 +38,7 @@ class _RunningPlan:
     cursor: int = 0
     staged: bool = False
     slices: int = 0
-    question_rows: int = 0
+    selection_tokens: float = 0.0
     staging_seconds: float = 0.0
     compute_seconds: float = 0.0
     missing: dict[int, str] = field(default_factory=dict)
@@ -52,10 +54,11 @@ class _RunningPlan:
             self.staging_seconds,
             self.compute_seconds,
             self.slices,
-            self.cursor + self.question_rows,
+            self.cursor,
             self.missing,
             cancelled,
             None if self.chosen is None else self.chosen.compute,
+            self.selection_tokens,
         )
 
 
@@ -142,7 +145,7 @@ class WorkerHalf:
         if self._disk is None or running.staged:
             return False
         plan = running.message.plan
-        spans = plan.staged if plan.question is None else (*plan.staged, *plan.question.keys)
+        spans = plan.staged if plan.pending is None else (*plan.staged, *plan.pending.keys)
         return any(self._disk.is_loading(span.handle) for span in spans)
 
     def _run_slice(self) -> None:
@@ -207,13 +210,13 @@ class WorkerHalf:
         """Write all cached spans of a plan into its blocks. What is not there is computed instead."""
         started = time.perf_counter()
         plan = running.message.plan
-        if plan.question is not None:
-            question = replace(plan.question, rows=plan.question.rows[-self._max_rows :])
-            plan = replace(plan, question=question)
+        if plan.pending is not None:
+            pending = replace(plan.pending, question_rows=plan.pending.question_rows[-self._max_rows :])
+            plan = replace(plan, pending=pending)
             running.message = replace(running.message, plan=plan)
         lost = [span for span in plan.staged if self._stager.stored(span) is None]
         there = [span for span in plan.staged if span not in lost]
-        places = compact_places(plan, there) if plan.question is not None else None
+        places = compact_places(plan, there) if plan.pending is not None else None
         self._stager.write(there, running.message.block_ids, places)
         if lost:
             extra = [np.arange(span.start, span.stop) for span in lost]
@@ -222,21 +225,29 @@ class WorkerHalf:
             running.missing = {span.handle: self._why_lost(span.handle) for span in lost}
         running.staged = True
         running.staging_seconds = time.perf_counter() - started
-        if plan.question is not None:
-            self._choose(running, places)
-            if places is not None:
-                started = time.perf_counter()
-                self._stager.write(there, running.message.block_ids)
-                running.staging_seconds += time.perf_counter() - started
+        if plan.pending is not None:
+            self._choose(running, plan.pending, there, places)
 
-    def _choose(self, running: _RunningPlan, places: npt.NDArray[np.int64] | None) -> None:
-        """Run the question's rows over what is staged, and let their attention choose what is recomputed."""
+    def _choose(
+        self,
+        running: _RunningPlan,
+        pending: PendingChoice,
+        staged: Sequence[StagedSpan],
+        places: npt.NDArray[np.int64] | None,
+    ) -> None:
+        """Run ahead what the policy wants to look at, over what is staged, and let it choose what is recomputed."""
         started = time.perf_counter()
-        plan = running.message.plan
-        assert plan.question is not None
-        attention = question_attention(self._forward, running.message, self._stager.key, places)
-        running.question_rows = plan.question.rows.size
-        running.chosen = plan.choose(attention)
+        layers = len(self._forward.layers)
+        attention = deviation = None
+        if pending.question_rows.size:
+            attention = question_attention(self._forward, running.message, self._stager.key, places)
+            running.selection_tokens += pending.question_rows.size * layers_run_for_question(layers) / layers
+        if places is not None:
+            self._stager.write(staged, running.message.block_ids)
+        if pending.deviation_rows.size:
+            deviation = value_deviation(self._forward, running.message, self._stager.value, self._max_rows)
+            running.selection_tokens += pending.deviation_rows.size * layers_run_for_deviation(layers) / layers
+        running.chosen = running.message.plan.choose(attention, deviation)
         running.message = replace(running.message, plan=running.chosen)
         running.slices += 1
         running.compute_seconds += time.perf_counter() - started

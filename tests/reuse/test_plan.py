@@ -46,10 +46,11 @@ def cases(draw):
 def plan_of(segments, policy="first", ratio=0.2, lower=0, end=None, min_run=1):
     end = segments[-1].stop if end is None else end
     plan = make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, min_run=min_run)
-    if plan.question is None:
+    if plan.pending is None:
         return plan
-    assert set(plan.question.rows) <= set(plan.compute), "the question's rows are computed in the end"
-    return plan.choose(np.random.default_rng(segments[-1].stop).random(segments[-1].stop))
+    assert set(plan.pending.question_rows) <= set(plan.compute), "the question's rows are computed in the end"
+    seen = np.random.default_rng(segments[-1].stop).random(segments[-1].stop)
+    return plan.choose(seen, seen)
 
 
 @given(case=cases(), policy=st.sampled_from(sorted(POLICIES)), ratio=RATIOS, min_run=st.integers(1, 8))
@@ -173,28 +174,40 @@ TEXT = PlanSegment(34, 40)
 
 def test_the_question_is_what_stands_behind_the_last_chunk():
     plan = question_plan(PlanSegment(0, 4), HIT, MISS, TEXT, end=39)
-    assert plan.question.rows.tolist() == [34, 35, 36, 37, 38]
-    assert [(span.handle, span.start, span.stop, span.delta) for span in plan.question.keys] == [(1, 4, 24, 4)]
-    assert [chunk.start for chunk in plan.question.chunks] == [4]
+    assert plan.pending.question_rows.tolist() == [34, 35, 36, 37, 38]
+    assert [(span.handle, span.start, span.stop, span.delta) for span in plan.pending.keys] == [(1, 4, 24, 4)]
+    assert [chunk.start for chunk in plan.pending.chunks] == [4]
     assert plan.compute.tolist() == [0, 1, 2, 3, *range(24, 39)]
 
 
 def test_without_text_behind_the_chunks_it_is_first():
     plan = question_plan(PlanSegment(0, 4), HIT)
-    assert plan.question is None
+    assert plan.pending is None
     assert plan.compute.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_deviation_looks_at_all_up_to_the_last_chunk_that_is_not_exact():
+    exact = PlanSegment(0, 4, "22" * 16, handle=7, exact=True)
+    plan = make_plan([exact, HIT, MISS, TEXT], POLICIES["deviation"], 0.2, num_computed_tokens=0, end=40)
+    assert plan.pending.deviation_rows.tolist() == list(range(4, 24))
+    assert plan.pending.question_rows.size == 0
+    deviation = np.zeros(40)
+    deviation[[9, 11, 15, 20, 39]] = 1
+    assert plan.choose(deviation=deviation).compute.tolist() == [9, 11, 15, 20, *range(24, 40)]
+    later = make_plan([exact, HIT, MISS, TEXT], POLICIES["deviation"], 0.2, num_computed_tokens=14, end=40)
+    assert later.pending.deviation_rows.tolist() == list(range(14, 24))
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_at_the_ends_nothing_is_left_to_choose(ratio):
-    assert question_plan(HIT, MISS, TEXT, ratio=ratio).question is None
+    assert question_plan(HIT, MISS, TEXT, ratio=ratio).pending is None
 
 
 def test_the_choice_ignores_what_vllm_has_in_its_prefix_cache():
     attention = np.zeros(40)
     attention[[10, 20]] = 1
     whole, part = (question_plan(PlanSegment(0, 4), HIT, TEXT, ratio=0.3, lower=n).choose(attention) for n in (0, 16))
-    assert part.question is None
+    assert part.pending is None
     assert part.compute.tolist() == [position for position in whole.compute if position >= 16]
     assert 20 in part.compute
 

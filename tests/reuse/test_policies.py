@@ -40,6 +40,7 @@ class Shared:
 
     name = "shared"
     needs_question_pass = False
+    needs_deviation_pass = False
     shares_budget = True
 
     def budget(self, tokens, ratio):
@@ -159,7 +160,7 @@ def test_what_recomputes_all(policy, ratio, expected):
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(InvalidInput, match=r"'best'.*all, first, none, question, random"):
+    with pytest.raises(InvalidInput, match=r"'best'.*all, deviation, first, none, question, random"):
         get_policy("best")
 
 

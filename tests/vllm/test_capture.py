@@ -1,7 +1,8 @@
+import pytest
 import torch
 
 from cachecraft_rag.store.memory import HostMemoryStore
-from cachecraft_rag.vllm.capture import CaptureRows, CapturingImpl, Recorder
+from cachecraft_rag.vllm.capture import CaptureRows, CapturingImpl, Recorder, Watch
 
 
 class Impl:
@@ -71,21 +72,36 @@ def test_queries_are_copied_only_while_they_are_asked_for():
     recorder = Recorder()
     wrapped = CapturingImpl(Impl(), 0, recorder)
     query = torch.ones(3, 1, 2)
-    with recorder.queries(layers=2) as queries:
+    with recorder.watching(Watch(queries_of=frozenset((0,)))) as watch:
         layer, output, rest = wrapped.forward("layer", query, "key")
     wrapped.forward("layer", query)
     query.zero_()
     assert (layer, output.sum(), rest) == ("layer", 12, ("key",))
-    assert [kept.sum() for kept in queries] == [6]
+    assert {index: kept.sum() for index, kept in watch.queries.items()} == {0: 6}
 
 
-def test_a_forward_ends_where_enough_was_seen():
+def test_only_the_layers_asked_for_are_copied():
+    recorder = Recorder()
+    watch = Watch(frozenset((1,)), keys_of=frozenset((0,)), values_of=frozenset((0, 1)))
+    with recorder.watching(watch):
+        for index in range(3):
+            wrapped = CapturingImpl(Impl(), index, recorder)
+            wrapped.do_kv_cache_update(None, torch.full((2,), 10.0 + index), torch.full((2,), 20.0 + index), None, None)
+            wrapped.forward(None, torch.full((2,), 30.0 + index))
+    looked_at = (watch.queries, watch.keys, watch.values)
+    seen = [{layer: float(kept[0]) for layer, kept in what.items()} for what in looked_at]
+    assert seen == [{1: 31.0}, {0: 10.0}, {0: 20.0, 1: 21.0}]
+
+
+@pytest.mark.parametrize("what", ["queries_of", "keys_of", "values_of"])
+def test_a_forward_ends_where_enough_was_seen(what):
     recorder = Recorder()
     layers = [CapturingImpl(Impl(), index, recorder) for index in range(3)]
     ran = []
-    with recorder.queries(layers=2) as queries:
+    with recorder.watching(Watch(**{what: frozenset((0, 1))}, ends=True)):
         for layer in layers:
             ran.append(layer)
+            layer.do_kv_cache_update(None, torch.ones(1), torch.ones(1), None, None)
             layer.forward(None, torch.ones(1))
-    assert len(queries) == len(ran) == 2
-    layers[2].forward(None, torch.ones(1))
+    assert len(ran) == 2
+    layers[1].forward(None, torch.ones(1))

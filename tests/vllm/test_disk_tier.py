@@ -121,7 +121,7 @@ def test_a_question_pass_reads_what_the_prefix_cache_covers_too(start):
     request = other.arrive(HEAD, C, A, B, QUESTION, policy="question", ratio=0.5, salt=salt)
     other.schedule(request, prefix=44)
     (message,) = other.half.take_metadata().plans
-    assert {span.start for span in message.plan.question.keys} == {0, 4, 24, 44}
+    assert {span.start for span in message.plan.pending.keys} == {0, 4, 24, 44}
     assert other.half._index.stats().promoted == 4
 
 

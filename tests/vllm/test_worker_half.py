@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan
-from cachecraft_rag.reuse.plan import QuestionPass
+from cachecraft_rag.reuse.plan import PendingChoice
 from cachecraft_rag.reuse.policies import RepairableChunk
 from cachecraft_rag.store.changes import DiskOrders, Read, Remove, Write
 from cachecraft_rag.store.directory import StoreDirectory
@@ -56,7 +56,7 @@ class FakeForward:
         slots = torch.from_numpy(np.concatenate([slots_of(part.placed, part.block_ids, BLOCK) for part in parts]))
         for layer in range(LAYERS):
             self.recorder.record(layer, rows, rows)
-            self.recorder.record_query(rows)
+            self.recorder.record_query(layer, rows)
             self.cache[layer, slots] = ids
 
     def close(self):
@@ -293,8 +293,8 @@ def ask(worker, monkeypatch, staged, compute, *, end, chunks, ratio=0.2, lower=0
     monkeypatch.setattr("cachecraft_rag.vllm.question.tensor_parallel_mean", lambda values: values)
     plan = message("q", compute, end=end, staged=staged)
     rows = np.arange(end - 2, end)
-    question = QuestionPass("question", ratio, 1, rows, tuple(staged), tuple(chunks))
-    asked = replace(plan, plan=replace(plan.plan, question=question, num_computed_tokens=lower))
+    question = PendingChoice("question", ratio, 1, rows, np.empty(0, np.int64), tuple(staged), tuple(chunks))
+    asked = replace(plan, plan=replace(plan.plan, pending=question, num_computed_tokens=lower))
     results, _ = run_all(worker, asked)
     return results["q", 1]
 
@@ -306,7 +306,8 @@ def test_the_question_runs_first_and_its_attention_chooses(worker, monkeypatch):
     assert worker._forward.slices == [[[8, 9]], [[0, 1, 2, 3, 6, 7, 8, 9]]]
     assert worker._forward.places[0] == [[8, 9]]
     assert result.chosen.tolist() == [0, 1, 2, 3, 6, 7, 8, 9]
-    assert (result.computed_tokens, result.slices) == (10, 2)
+    assert (result.computed_tokens, result.slices) == (8, 2)
+    assert result.selection_tokens == 2 * 1 / LAYERS  # two rows, through the first layer
 
 
 def test_gaps_are_closed_for_the_pass_and_opened_again(worker, monkeypatch):
@@ -408,7 +409,9 @@ def test_a_question_waits_for_the_keys_it_looks_at_too(worker_with_file, monkeyp
     monkeypatch.setattr("cachecraft_rag.vllm.question.tensor_parallel_mean", lambda values: values)
     worker = worker_with_file
     key = StagedSpan(9, 0, 0, 6, 0)
-    question = QuestionPass("question", 0.5, 1, np.array([7]), (key,), (RepairableChunk("a", 0, 6, {}),))
+    question = PendingChoice(
+        "question", 0.5, 1, np.array([7]), np.empty(0, np.int64), (key,), (RepairableChunk("a", 0, 6, {}),)
+    )
     plan = Plan(6, 8, np.array([6, 7]), (), (), question)
     metadata = orders(reads=[Read(9, "a", 6)])
     metadata.plans = [PlanMessage(("a", 1), plan, np.arange(100, 108), np.array([0, 1]))]

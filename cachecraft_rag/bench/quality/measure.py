@@ -132,8 +132,11 @@ class Measurer:
         context = encoded.chunks[-1].stop
         asked = len(encoded.token_ids) - context
         report = answer.report
-        computed = answer.prompt_tokens - answer.prefix_cache_tokens if report is None else report.computed_tokens
-        return max(0, computed - asked) / context
+        if report is None:
+            computed = float(answer.prompt_tokens - answer.prefix_cache_tokens)
+        else:
+            computed = report.computed_tokens + report.selection_tokens
+        return max(0.0, computed - asked) / context
 
     def _check(self, answer: Answer) -> None:
         least = self._forced.engine.config.min_chunk_tokens
