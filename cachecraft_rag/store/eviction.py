@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 from cachecraft_rag.errors import InvalidInput
 
@@ -13,6 +15,14 @@ class Ranked(Protocol):
     """What a policy keeps with an entry; `rank` is minus infinity before the first use."""
 
     rank: float
+
+
+class Evictable(Ranked, Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+E = TypeVar("E", bound=Evictable)
 
 
 class EvictionPolicy(Protocol):
@@ -67,3 +77,16 @@ def get_eviction(name: str) -> EvictionPolicy:
             return policy()
     names = ", ".join(policy.name for policy in POLICIES)
     raise InvalidInput(f"eviction={name!r} is not known: give one of {names}")
+
+
+def lowest_ranked(entries: Iterable[E], nbytes: int) -> list[E]:
+    """As many as it takes to free `nbytes`, or all there are: by rank, the lowest first, equals in the order given."""
+    if nbytes <= 0:
+        return []
+    heap = [(entry.rank, number, entry) for number, entry in enumerate(entries)]
+    heapq.heapify(heap)
+    taken: list[E] = []
+    while heap and nbytes > 0:
+        taken.append(heapq.heappop(heap)[2])
+        nbytes -= taken[-1].nbytes
+    return taken

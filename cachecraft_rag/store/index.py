@@ -7,8 +7,6 @@ An entry that is on disk only has no handle and takes no memory. One that leaves
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.store.changes import Change
-from cachecraft_rag.store.entry import Entry, IndexStats, may_leave_disk, may_leave_memory
-from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed
+from cachecraft_rag.store.entry import Entry, IndexStats, may_leave_disk
+from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed, lowest_ranked
+from cachecraft_rag.store.ledger import MemoryLedger
 from cachecraft_rag.store.pending_changes import PendingChanges
 
 
@@ -33,16 +32,10 @@ class KvIndex:
         self, capacity_bytes: int, eviction: EvictionPolicy | None = None, *, namespace_share: float = 1.0
     ) -> None:
         self.capacity_bytes = capacity_bytes
-        self._quota = int(capacity_bytes * namespace_share)
+        self.changes = PendingChanges()
+        self._ledger = MemoryLedger(capacity_bytes, namespace_share)
         self._eviction = eviction or LeastRecentlyUsed()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._doomed: dict[int, Entry] = {}
-        self._by_handle: dict[int, Entry] = {}
-        self._freed: list[int] = []
-        self.changes = PendingChanges()
-        self._handles = itertools.count(1)
-        self._used = 0
-        self._used_by: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -53,7 +46,7 @@ class KvIndex:
 
     @property
     def used_bytes(self) -> int:
-        return self._used
+        return self._ledger.used_bytes
 
     def get(self, key: str) -> Entry | None:
         """The entry of that key, pending or ready; does not count as a use."""
@@ -63,7 +56,7 @@ class KvIndex:
         """Count a use, of which a share was recomputed all the same."""
         if entry.key in self._entries:
             self._entries.move_to_end(entry.key)
-        self._eviction.used(entry, recomputed_share, len(self._by_handle))
+        self._eviction.used(entry, recomputed_share, len(self._ledger))
 
     def acquire(self, entry: Entry) -> None:
         """Somebody reads the entry: it is neither evicted nor freed until `release`."""
@@ -72,15 +65,11 @@ class KvIndex:
 
     def release(self, handle: int) -> None:
         """One that acquired the entry is done."""
-        entry = self._by_handle[handle]
-        entry.users -= 1
-        if entry.users == 0 and handle in self._doomed:
-            del self._doomed[handle]
-            self._free(entry)
+        self._ledger.release(handle)
 
     def by_handle(self, handle: int) -> Entry | None:
         """The entry of a handle, unless it was deleted meanwhile."""
-        return None if handle in self._doomed else self._by_handle.get(handle)
+        return self._ledger.find(handle)
 
     def reserve(
         self,
@@ -100,8 +89,8 @@ class KvIndex:
             return None
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest)
         self._entries[key] = entry
-        self._place(entry)
-        self._eviction.used(entry, 1.0, len(self._by_handle))
+        self._ledger.place(entry)
+        self._eviction.used(entry, 1.0, len(self._ledger))
         return entry
 
     def commit(self, handle: int) -> None:
@@ -135,7 +124,7 @@ class KvIndex:
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest, set(documents), True, True)
         entry.pinned = pinned
         self._entries[key] = entry
-        self._eviction.used(entry, 1.0, len(self._by_handle))
+        self._eviction.used(entry, 1.0, len(self._ledger))
         return entry
 
     def promote(self, entry: Entry) -> int | None:
@@ -144,7 +133,7 @@ class KvIndex:
         if not self._make_room(entry.nbytes, entry.namespace):
             return None
         self._counts["promoted"] += 1
-        return self._place(entry)
+        return self._ledger.place(entry)
 
     def order_write(self, entry: Entry, write: Change) -> None:
         """Its file is to be written; it stays in memory until `release`."""
@@ -164,8 +153,8 @@ class KvIndex:
 
     def victims_on_disk(self, nbytes: int, namespace: str | None = None) -> list[str]:
         """Keys whose files may go so that about `nbytes` are freed, lowest rank first; maybe too few."""
-        leaving = self._by_rank(lambda e: may_leave_disk(e) and namespace in (None, e.namespace))
-        return [entry.key for entry in _first(leaving, nbytes)]
+        leaving = (e for e in self._entries.values() if may_leave_disk(e) and namespace in (None, e.namespace))
+        return [entry.key for entry in lowest_ranked(leaving, nbytes)]
 
     def bytes_on_disk(self, namespace: str) -> int:
         """About what a namespace has on disk, or on its way there."""
@@ -210,24 +199,18 @@ class KvIndex:
     @property
     def has_freed(self) -> bool:
         """Whether handles wait for `take_freed`."""
-        return bool(self._freed)
+        return self._ledger.has_freed
 
     def take_freed(self) -> list[int]:
         """Handles whose tensors are to be freed, each exactly once."""
-        freed, self._freed = self._freed, []
-        return freed
+        return self._ledger.take_freed()
 
     def room(self, namespace: str, *, eventually: bool = False) -> int:
         """Bytes that a new entry of that namespace could take at the cost of others.
 
         `eventually`: once nothing is being computed, read or written any more, so that only pins stay.
         """
-        free, own = self.capacity_bytes - self._used, self._quota - self._used_by[namespace]
-        for entry in self._by_handle.values():
-            if may_leave_memory(entry) or (eventually and not entry.pinned):
-                free += entry.nbytes
-                own += entry.nbytes if entry.namespace == namespace else 0
-        return min(free, own)
+        return self._ledger.room(namespace, eventually=eventually)
 
     def stats(self, namespace: str | None = None) -> IndexStats:
         """Of one namespace (without the counters, which are of all), or of all together."""
@@ -235,8 +218,8 @@ class KvIndex:
         chunks = [entry for entry in ready if entry.chunk_id is not None]
         names = ("stored", "evicted", "demoted", "promoted", "deleted", "rejected")
         return IndexStats(
-            capacity_bytes=self.capacity_bytes if namespace is None else self._quota,
-            used_bytes=self._used if namespace is None else self._used_by[namespace],
+            capacity_bytes=self.capacity_bytes if namespace is None else self._ledger.quota,
+            used_bytes=self.used_bytes if namespace is None else self._ledger.used_by(namespace),
             chunks=len(chunks),
             chunks_in_memory=sum(entry.handle is not None for entry in chunks),
             chunks_on_disk=sum(entry.on_disk for entry in chunks),
@@ -247,49 +230,15 @@ class KvIndex:
 
     def check(self) -> list[str]:
         """Faults in the books, one sentence each; empty where all is well."""
-        held = [e for e in (*self._entries.values(), *self._doomed.values()) if e.handle is not None]
-        faults = []
-        if (total := sum(entry.nbytes for entry in held)) != self._used:
-            faults.append(f"entries hold {total} bytes but {self._used} are counted")
-        by_namespace = Counter[str]()
-        for entry in held:
-            by_namespace[entry.namespace] += entry.nbytes
-        if by_namespace != +self._used_by:
-            faults.append(f"namespaces hold {dict(by_namespace)} bytes but {dict(+self._used_by)} are counted")
-        faults += [f"a namespace uses {n} bytes of {self._quota}" for n in by_namespace.values() if n > self._quota]
-        if self._used > self.capacity_bytes:
-            faults.append(f"{self._used} bytes are used of {self.capacity_bytes}")
-        if set(self._by_handle) != {entry.handle for entry in held}:
-            faults.append("the table of handles does not match the entries")
-        faults += [f"entry {e.handle} has {e.users} users" for e in held if e.users < 0]
-        faults += [f"entry {key} is nowhere" for key, e in self._entries.items() if e.handle is None and not e.on_disk]
-        return faults
-
-    def _by_rank(self, may_go: Callable[[Entry], bool]) -> Iterator[Entry]:
-        """Entries that may go, the lowest rank first."""
-        entries = enumerate(self._entries.values())
-        heap = [(entry.rank, number, entry) for number, entry in entries if may_go(entry)]
-        heapq.heapify(heap)
-        while heap:
-            yield heapq.heappop(heap)[2]
+        nowhere = (key for key, entry in self._entries.items() if entry.handle is None and not entry.on_disk)
+        return self._ledger.check(self._entries.values()) + [f"entry {key} is nowhere" for key in nowhere]
 
     def _make_room(self, nbytes: int, namespace: str) -> bool:
-        victims: list[Entry] = []
-        own_excess = self._used_by[namespace] + nbytes - self._quota
-        excess = self._used + nbytes - self.capacity_bytes
-        if own_excess > 0:
-            victims = _first(self._by_rank(lambda e: e.namespace == namespace and may_leave_memory(e)), own_excess)
-            freed = sum(entry.nbytes for entry in victims)
-            if freed < own_excess:
-                return False
-            excess -= freed
-        if excess > 0:
-            others = _first(self._by_rank(lambda e: may_leave_memory(e) and e not in victims), excess)
-            if sum(entry.nbytes for entry in others) < excess:
-                return False
-            victims += others
-        for entry in victims:
-            self._free(entry)
+        leaving = self._ledger.victims(nbytes, namespace, self._entries.values())
+        if leaving is None:
+            return False
+        for entry in leaving:
+            self._ledger.free(entry)
             if entry.on_disk:
                 entry.handle = None
                 self._counts["demoted"] += 1
@@ -298,39 +247,9 @@ class KvIndex:
                 self._counts["evicted"] += 1
         return True
 
-    def _place(self, entry: Entry) -> int:
-        handle = entry.handle = next(self._handles)
-        self._by_handle[handle] = entry
-        self._used += entry.nbytes
-        self._used_by[entry.namespace] += entry.nbytes
-        return handle
-
     def _remove(self, entry: Entry, *, damaged: bool = False) -> None:
         """Drop an entry from every tier."""
         del self._entries[entry.key]
         if entry.on_disk:
             self.changes.remove(entry.key, damaged=damaged)
-        if entry.users:
-            assert entry.handle is not None
-            self._doomed[entry.handle] = entry
-        elif entry.handle is not None:
-            self._free(entry)
-
-    def _free(self, entry: Entry) -> None:
-        """Give an entry's memory back."""
-        assert entry.handle is not None
-        del self._by_handle[entry.handle]
-        self._used -= entry.nbytes
-        self._used_by[entry.namespace] -= entry.nbytes
-        self._freed.append(entry.handle)
-
-
-def _first(entries: Iterator[Entry], nbytes: int) -> list[Entry]:
-    """As many as it takes to free `nbytes`, or all there are."""
-    taken: list[Entry] = []
-    for entry in entries:
-        if nbytes <= 0:
-            break
-        taken.append(entry)
-        nbytes -= entry.nbytes
-    return taken
+        self._ledger.discard(entry)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 import pytest
 
 from cachecraft_rag.errors import InvalidInput
-from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, get_eviction
+from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, get_eviction, lowest_ranked
 
 
 @dataclass
 class Item:
     rank: float = -math.inf
+    nbytes: int = 10
 
 
 def test_the_least_recently_used_ranks_lowest():
@@ -68,3 +69,11 @@ def test_an_unknown_policy_names_those_there_are():
     assert get_eviction("score").name == "score"
     with pytest.raises(InvalidInput, match="lru, score"):
         get_eviction("best")
+
+
+def test_the_lowest_rank_leaves_first_equals_in_their_order_and_no_more_than_needed():
+    items = [Item(3.0), Item(1.0), Item(2.0), Item(1.0, 5)]
+    assert lowest_ranked(items, 11) == [items[1], items[3]]
+    assert lowest_ranked(items, 16) == [items[1], items[3], items[2]]
+    assert lowest_ranked(items, 1000) == [items[1], items[3], items[2], items[0]]
+    assert lowest_ranked(items, 0) == []
