@@ -72,6 +72,18 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class VariantsReport:
+    """`stored`: variants stored now, of `chunks` chunks behind others; the rest was there, or had no room."""
+
+    chunks: int
+    stored: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.stored} variants stored of {self.chunks} chunks behind others, in {self.seconds:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
 class PrewarmReport:
     """`stored`, `present`: ids of chunks stored now, and of those that were there; `refused`: id to reason.
 

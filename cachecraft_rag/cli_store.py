@@ -41,11 +41,12 @@ def list_entries(
     if as_json:
         _print_json([item.to_dict() for item in found])
         return
-    table = _table("chunk", "documents", "namespace", "model", "tokens", "MiB", "last use", "pinned")
+    table = _table("chunk", "behind", "documents", "namespace", "model", "tokens", "MiB", "last use", "pinned")
     for item in found:
         header = item.header
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.last_use))
-        row = [header.chunk_id or "", ", ".join(sorted(item.documents)), header.namespace, header.model[:8]]
+        behind = str(len(header.seen.keys)) if header.seen is not None else ""
+        row = [header.chunk_id or "", behind, ", ".join(sorted(item.documents)), header.namespace, header.model[:8]]
         table.add_row(*row, f"{header.token_ids.size:,}", _mib(item.nbytes), used, "yes" if item.owners.pinned else "")
     _print(table)
 
@@ -62,10 +63,10 @@ def stats(root: Root, as_json: Json = False) -> None:
         lines = [{"model": model, "namespace": name, **total.to_dict()} for (model, name), total in totals.items()]
         _print_json({"bytes": used, "contents": lines})
         return
-    table = _table("model", "namespace", "chunks", "documents", "tokens", "MiB", "pinned")
+    table = _table("model", "namespace", "chunks", "variants", "documents", "tokens", "MiB", "pinned")
     for (model, name), total in totals.items():
         counts = total.to_dict()
-        row = [f"{counts[column]:,}" for column in ("chunks", "documents", "tokens")]
+        row = [f"{counts[column]:,}" for column in ("chunks", "variants", "documents", "tokens")]
         table.add_row(model[:8], name, *row, _mib(total.nbytes), str(total.pinned))
     _print(table)
     typer.echo(f"{_mib(used)} MiB in all")

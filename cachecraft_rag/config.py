@@ -88,6 +88,9 @@ class EngineConfig:
     namespace_share: float = 1.0  # of memory and of disk, how much one tenant may take; a full one evicts its own
     # Computed tokens are rounded up to a multiple of this, so that their time tells less (see docs/security.md).
     recompute_bucket: int = 1
+    # How many copies of a chunk's KV, computed behind other chunks, are kept beside its canonical one. Only prompts
+    # that are computed in full leave such, and only the policy "cachecraft" reuses them (risks: docs/security.md).
+    keep_variants: int = 0
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -113,6 +116,7 @@ class EngineConfig:
         self._set("recompute_ratio", _share("recompute_ratio", self.recompute_ratio))
         self._check_int("min_run", 1)
         self._check_int("recompute_bucket", 1)
+        self._check_int("keep_variants", 0)
         self._set("namespace_share", _share("namespace_share", self.namespace_share))
         if self.namespace_share == 0.0:
             raise InvalidInput("namespace_share=0.0 leaves no room for anybody: give a share above 0, up to 1")

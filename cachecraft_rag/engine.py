@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from cachecraft_rag.answer import Answer, Delta, PrewarmReport
+from cachecraft_rag.answer import Answer, Delta, PrewarmReport, VariantsReport
 from cachecraft_rag.background import BackgroundLoop
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.closing import Closing
@@ -152,6 +152,21 @@ class ChunkEngine(Closing):
     ) -> PrewarmReport:
         return await self._open().run_async(self._prewarm(chunks, namespace, pin, progress))
 
+    def prewarm_variants(
+        self, orders: Iterable[Sequence[Chunk | str]], *, namespace: str | None = None, progress: bool = True
+    ) -> VariantsReport:
+        """Compute each list of chunks as one prompt, and keep the KV of those behind others as variants of theirs.
+
+        For the policy "cachecraft", and lists that are retrieved together often; needs `keep_variants`. Raises
+        `InvalidInput`, before anything is computed, for an empty list and one too long for the model's context.
+        """
+        return self._open().run(self._prewarm_variants(orders, namespace, progress))
+
+    async def aprewarm_variants(
+        self, orders: Iterable[Sequence[Chunk | str]], *, namespace: str | None = None, progress: bool = False
+    ) -> VariantsReport:
+        return await self._open().run_async(self._prewarm_variants(orders, namespace, progress))
+
     def prefetch(self, chunks: Iterable[Chunk | str], *, namespace: str | None = None) -> Future[list[str]]:
         """Begin to read caches of chunks from disk into memory, where they will be needed soon.
 
@@ -280,6 +295,14 @@ class ChunkEngine(Closing):
         return await prewarm(
             self._client, [Chunk.of(chunk) for chunk in chunks], namespace=namespace, pin=pin, progress=progress
         )
+
+    async def _prewarm_variants(
+        self, orders: Iterable[Sequence[Chunk | str]], namespace: str | None, progress: bool
+    ) -> VariantsReport:
+        from cachecraft_rag.vllm.prewarm import prewarm_variants
+
+        lists = [[Chunk.of(chunk) for chunk in order] for order in orders]
+        return await prewarm_variants(self._client, lists, namespace=namespace, progress=progress)
 
 
 def _log_failure(future: Future[list[str]]) -> None:

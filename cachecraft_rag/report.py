@@ -72,6 +72,7 @@ class RequestReport:
     timings: Timings = Timings()
     slices: int = 0
     selection_tokens: float = 0.0  # run ahead to choose what to recompute, in tokens through all layers
+    variants_stored: int = 0  # chunks whose KV behind the others was kept
     replans: int = 0  # plans made afresh after a preemption
     warnings: tuple[str, ...] = ()
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from cachecraft_rag.errors import InvalidInput
 
+LEAST_IMPACT = 0.5  # of a chunk that did not look at what was in front of it
+
 
 def context_impact(inter: npt.NDArray[np.floating], prefix_tokens: Sequence[int], intra: float, tokens: int) -> float:
     """Chunk context impact, CCI = 1 / (1 + exp(-a/s)), in [0.5, 1].

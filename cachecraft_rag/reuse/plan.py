@@ -16,8 +16,8 @@ from cachecraft_rag.reuse.policies import (
     SelectionPolicy,
     get_policy,
     recomputes_all,
-    select,
 )
+from cachecraft_rag.reuse.select import select
 
 Positions = npt.NDArray[np.int64]
 MAX_QUESTION_ROWS = 128  # the last ones, where the text behind the chunks is longer
@@ -59,11 +59,15 @@ class StagedSpan:
 
 @dataclass(frozen=True, slots=True)
 class CaptureSpan:
-    """K and V of positions `start` to `stop` are kept under `handle` once they are computed."""
+    """K and V of positions `start` to `stop` are kept under `handle` once they are computed.
+
+    `pieces`: (start, stop) of each piece between the prompt's head and a variant; its attention on them is measured.
+    """
 
     handle: int
     start: int
     stop: int
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.reuse.impact import LEAST_IMPACT
 
 Scores = npt.NDArray[np.float64]
 FIRST_TOKENS = 4  # of each chunk, which `question` recomputes before all others
@@ -24,7 +25,8 @@ FIRST_TOKENS = 4  # of each chunk, which `question` recomputes before all others
 class RepairableChunk:
     """A hit chunk whose new prefix differs from the one it was cached behind.
 
-    `start`, `stop`: token positions in the prompt. `statistics`: what was measured when the chunk was stored.
+    `start`, `stop`: token positions in the prompt. `statistics`: `overhead`, its cache fix overhead at alpha = 1, and
+    `attention`, that of each token on what it was computed behind, None where that was nothing.
     """
 
     key: str
@@ -58,11 +60,17 @@ class SelectionPolicy(Protocol):
     name: str
     needs_question_pass: bool
     needs_deviation_pass: bool
+    uses_variants: bool
+    """Whether KV that was computed behind other chunks may be reused, where such is kept, beside canonical KV."""
     shares_budget: bool
     """True: one budget over all chunks. False: each chunk has its own."""
 
     def budget(self, tokens: int, ratio: float) -> int:
         """How many of `tokens` to recompute at `ratio`."""
+        ...
+
+    def chunk_budget(self, chunk: RepairableChunk, ratio: float) -> int:
+        """How many of one chunk's, where the budget is not shared."""
         ...
 
     def scores(self, context: SelectionContext) -> list[Scores]:
@@ -73,10 +81,14 @@ class SelectionPolicy(Protocol):
 class _PerChunkPolicy:
     needs_question_pass = False
     needs_deviation_pass = False
+    uses_variants = False
     shares_budget = False
 
     def budget(self, tokens: int, ratio: float) -> int:
         return min(tokens, math.ceil(round(ratio * tokens, 9)))
+
+    def chunk_budget(self, chunk: RepairableChunk, ratio: float) -> int:
+        return self.budget(chunk.tokens, ratio)
 
 
 class FirstTokens(_PerChunkPolicy):
@@ -141,6 +153,31 @@ class DeviatingTokens(_PerChunkPolicy):
         return [deviation[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
 
 
+class CacheCraft(_PerChunkPolicy):
+    """The published rule: CFO * |Ci| tokens of each chunk, those with the largest stored attention on what was before.
+
+    Cache-Craft, SIGMOD 2025, arXiv:2502.15734. CFO = alpha * CCI * (1 - b'), where alpha is twice the ratio: of a chunk
+    that nothing in front of it influenced (CCI = 1/2) and whose context is new (b' = 0) the ratio is recomputed.
+    Canonical KV has no stored attention on other chunks; of it the first tokens are taken.
+    """
+
+    name = "cachecraft"
+    uses_variants = True
+
+    def chunk_budget(self, chunk: RepairableChunk, ratio: float) -> int:
+        overhead = chunk.statistics.get("overhead", LEAST_IMPACT)
+        return self.budget(chunk.tokens, min(1.0, ratio / LEAST_IMPACT * overhead))
+
+    def scores(self, context: SelectionContext) -> list[Scores]:
+        return [
+            np.asarray(attention, dtype=np.float64)
+            if attention is not None
+            else -np.arange(chunk.tokens, dtype=np.float64)
+            for chunk in context.chunks
+            for attention in (chunk.statistics.get("attention"),)
+        ]
+
+
 class NoTokens(FirstTokens):
     """Naive reuse, whatever the ratio."""
 
@@ -161,7 +198,15 @@ class AllTokens(FirstTokens):
 
 POLICIES: Mapping[str, SelectionPolicy] = {
     policy.name: policy
-    for policy in (FirstTokens(), RandomTokens(), QuestionTokens(), DeviatingTokens(), NoTokens(), AllTokens())
+    for policy in (
+        FirstTokens(),
+        RandomTokens(),
+        CacheCraft(),
+        DeviatingTokens(),
+        QuestionTokens(),
+        NoTokens(),
+        AllTokens(),
+    )
 }
 
 
@@ -177,50 +222,3 @@ def get_policy(name: str) -> SelectionPolicy:
 def recomputes_all(policy: str, ratio: float) -> bool:
     """Whether nothing stored can enter the result, so that it equals a full prefill."""
     return policy == "all" or (policy != "none" and ratio >= 1.0)
-
-
-def select(policy: SelectionPolicy, context: SelectionContext, ratio: float, min_run: int = 1) -> npt.NDArray[np.int64]:
-    """Sorted prompt positions of the tokens to recompute in the repairable chunks.
-
-    `min_run`: tokens are chosen in groups of that many neighbours, counted from the start of their chunk (the last
-    group of a chunk may be shorter), until at least the budget is reached.
-    """
-    if not context.chunks:
-        return np.empty(0, dtype=np.int64)
-    scores = policy.scores(context)
-    groups = [_group(chunk, chunk_scores, min_run) for chunk, chunk_scores in zip(context.chunks, scores, strict=True)]
-    if policy.shares_budget:
-        merged = _Groups(*(np.concatenate(column) for column in zip(*groups, strict=True)))
-        total = sum(chunk.tokens for chunk in context.chunks)
-        return _best(merged, policy.budget(total, ratio))
-    chosen = [
-        _best(group, policy.budget(chunk.tokens, ratio)) for chunk, group in zip(context.chunks, groups, strict=True)
-    ]
-    return np.sort(np.concatenate(chosen))
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    starts: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    scores: Scores
-
-    def __iter__(self) -> Any:
-        return iter((self.starts, self.sizes, self.scores))
-
-
-def _group(chunk: RepairableChunk, scores: Scores, size: int) -> _Groups:
-    edges = np.arange(0, chunk.tokens, size)
-    sizes = np.diff(np.append(edges, chunk.tokens))
-    return _Groups(chunk.start + edges, sizes, np.add.reduceat(scores, edges) / sizes)
-
-
-def _best(groups: _Groups, budget: int) -> npt.NDArray[np.int64]:
-    if budget <= 0:
-        return np.empty(0, dtype=np.int64)
-    order = np.argsort(-groups.scores, kind="stable")
-    needed = int(np.searchsorted(np.cumsum(groups.sizes[order]), budget)) + 1
-    chosen = np.sort(order[:needed])
-    return np.concatenate(
-        [np.arange(s, s + n) for s, n in zip(groups.starts[chosen], groups.sizes[chosen], strict=True)]
-    )

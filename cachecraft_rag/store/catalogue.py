@@ -38,6 +38,7 @@ class Item:
             "namespace": self.header.namespace,
             "chunk_id": self.header.chunk_id,
             "documents": sorted(self.documents),
+            "behind": len(self.header.seen.keys) if self.header.seen is not None else 0,
             "tokens": int(self.header.token_ids.size),
             "bytes": self.nbytes,
             "pinned": self.owners.pinned,
@@ -85,23 +86,26 @@ class Removed:
 
 @dataclass
 class Totals:
-    """`chunks` leaves out the heads, which are kept with them."""
+    """`chunks` leaves out the heads, which are kept with them, and variants."""
 
     chunks: int = 0
+    variants: int = 0
     tokens: int = 0
     nbytes: int = 0
     pinned: int = 0
     documents: set[str] = field(default_factory=set)
 
     def add(self, item: Item) -> None:
-        self.chunks += item.header.chunk_id is not None
+        self.chunks += item.header.chunk_id is not None and item.header.seen is None
+        self.variants += item.header.seen is not None
         self.tokens += int(item.header.token_ids.size)
         self.nbytes += item.nbytes
         self.pinned += item.owners.pinned
         self.documents |= item.documents
 
     def to_dict(self) -> dict[str, int]:
-        counts = {"chunks": self.chunks, "documents": len(self.documents), "tokens": self.tokens}
+        counts = {"chunks": self.chunks, "variants": self.variants}
+        counts |= {"documents": len(self.documents), "tokens": self.tokens}
         return {**counts, "bytes": self.nbytes, "pinned": self.pinned}
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cachecraft_rag.store.seen import SeenContext
+
 
 @dataclass(frozen=True, slots=True)
 class EntrySize:
@@ -25,8 +27,9 @@ class Entry:
     """One stored piece of KV.
 
     `handle`: names its tensors in memory, None where it is on disk only; `cached_at`: the position of its first token
-    when it was computed; `on_disk`: a file has it, or is being written; `users`: plans in flight that read it, and
-    reads and writes of its file; `rank` belongs to the eviction policy.
+    when it was computed; `seen`: what a variant was computed behind, None for canonical KV; `on_disk`: a file has it,
+    or is being written; `users`: plans in flight that read it, and reads and writes of its file; `rank` belongs to the
+    eviction policy.
     """
 
     key: str
@@ -43,19 +46,24 @@ class Entry:
     pinned: bool = False
     users: int = 0
     rank: float = -math.inf
+    seen: SeenContext | None = None
 
     @property
     def file_bytes(self) -> int:
         """About what its file takes, header included, and rather more than less."""
-        return self.nbytes + 6 * self.token_ids.size + 1024
+        header = 6 * self.token_ids.size + 1024
+        if self.seen is not None:
+            header += 6 * self.token_ids.size + 128 * len(self.seen.keys)
+        return self.nbytes + header
 
 
 @dataclass(frozen=True, slots=True)
 class IndexStats:
     """Counters since the start, and what is stored now (bytes in memory, chunks and tokens in any tier).
 
-    `tokens` counts the head's too. `evicted`: left the store; `demoted`, `promoted`: left memory for disk, and back.
-    Counters are None for one namespace: they would tell of the others.
+    `chunks` counts canonical KV, `variants` what was computed behind other chunks, `tokens` all of it with the head's.
+    `evicted`: left the store; `demoted`, `promoted`: left memory for disk, and back. Counters are None for one
+    namespace: they would tell of the others.
     """
 
     capacity_bytes: int
@@ -63,6 +71,7 @@ class IndexStats:
     chunks: int
     chunks_in_memory: int
     chunks_on_disk: int
+    variants: int
     tokens: int
     pinned: int
     stored: int | None

@@ -14,9 +14,11 @@ import xxhash
 
 from cachecraft_rag.store.container import Container, Damaged, TensorSpec
 from cachecraft_rag.store.keys import token_bytes
+from cachecraft_rag.store.seen import SeenContext
 
 FORMAT = "cachecraft-kv"
 VERSION = 1
+VARIANT_VERSION = 2  # of files that hold a variant, so that who reads version 1 alone takes none for canonical KV
 _STRINGS = ("key", "model", "namespace", "data_checksum")
 
 
@@ -29,7 +31,8 @@ class EntryHeader:
     """All that the index must know of an entry, and what its bytes must be.
 
     `model`: fingerprint of model, tokenizer, dtype and canonical head; `chunk_id`: None for the head itself;
-    `cached_at`: position of its first token when it was computed; `documents`: as they were when it was written.
+    `cached_at`: position of its first token when it was computed; `documents`: as they were when it was written;
+    `seen`: what a variant was computed behind, None for canonical KV.
     """
 
     key: str
@@ -42,6 +45,7 @@ class EntryHeader:
     documents: tuple[str, ...]
     tensors: tuple[TensorSpec, ...]
     data_checksum: str
+    seen: SeenContext | None = None
 
     @property
     def data_bytes(self) -> int:
@@ -50,7 +54,7 @@ class EntryHeader:
     def to_metadata(self) -> dict[str, str]:
         fields = {
             "format": FORMAT,
-            "version": str(VERSION),
+            "version": str(VERSION if self.seen is None else VARIANT_VERSION),
             "key": self.key,
             "model": self.model,
             "namespace": self.namespace,
@@ -60,6 +64,8 @@ class EntryHeader:
             "documents": json.dumps(sorted(self.documents)),
             "data_checksum": self.data_checksum,
         }
+        if self.seen is not None:
+            fields["seen"] = self.seen.to_text()
         return {**fields, "header_checksum": _header_checksum(fields, self.tensors)}
 
     @classmethod
@@ -68,8 +74,10 @@ class EntryHeader:
         fields = dict(container.metadata)
         if fields.get("format") != FORMAT:
             raise Damaged("it is not a file of this store")
-        if fields.get("version") != str(VERSION):
-            raise UnknownVersion(f"its format has version {fields.get('version')!r}, and {VERSION} is read here")
+        if fields.get("version") not in (str(VERSION), str(VARIANT_VERSION)):
+            raise UnknownVersion(
+                f"its format has version {fields.get('version')!r}, and {VERSION} and {VARIANT_VERSION} are read here"
+            )
         if fields.pop("header_checksum", None) != _header_checksum(fields, container.tensors):
             raise Damaged("its header does not fit its checksum")
         try:
@@ -82,6 +90,7 @@ class EntryHeader:
                 digest=digest,
                 documents=tuple(json.loads(fields["documents"])),
                 tensors=container.tensors,
+                seen=SeenContext.from_text(fields["seen"]) if fields["version"] == str(VARIANT_VERSION) else None,
             )
         except (KeyError, ValueError, TypeError) as error:
             raise Damaged(f"its header lacks or garbles {error}") from error

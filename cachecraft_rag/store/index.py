@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from cachecraft_rag.store.entry import Entry, IndexStats, may_leave_disk
 from cachecraft_rag.store.eviction import EvictionPolicy, LeastRecentlyUsed, lowest_ranked
 from cachecraft_rag.store.ledger import MemoryLedger
 from cachecraft_rag.store.pending_changes import PendingChanges
+from cachecraft_rag.store.seen import AttentionStatistics, SeenContext
 
 
 class KvIndex:
@@ -36,6 +38,7 @@ class KvIndex:
         self._ledger = MemoryLedger(capacity_bytes, namespace_share)
         self._eviction = eviction or LeastRecentlyUsed()
         self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._variants: dict[str, dict[str, None]] = {}  # keys by that of the chunk's canonical KV; some may be gone
         self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -81,22 +84,36 @@ class KvIndex:
         cached_at: int,
         chunk_id: str | None = None,
         digest: str | None = None,
+        seen: SeenContext | None = None,
     ) -> Entry | None:
         """A pending entry with its bytes set aside, evicting others as needed; None where it cannot fit."""
         assert key not in self._entries, "reserve() of a key that is stored"
         if not self._make_room(nbytes, namespace):
             self._counts["rejected"] += 1
             return None
-        entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest)
-        self._entries[key] = entry
+        entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest, seen=seen)
+        self._add(entry)
         self._ledger.place(entry)
         self._eviction.used(entry, 1.0, len(self._ledger))
         return entry
 
-    def commit(self, handle: int) -> None:
-        """The worker holds the entry's tensors. Ignored for an entry that was deleted meanwhile."""
+    def variants(self, base: str) -> list[Entry]:
+        """Entries, pending or ready, of the chunk with that canonical key that were computed behind other chunks."""
+        keys = self._variants.get(base, {})
+        found = [entry for key in keys if (entry := self._entries.get(key)) is not None]
+        if len(found) < len(keys):
+            self._variants[base] = {entry.key: None for entry in found}
+        if keys and not found:
+            del self._variants[base]
+        return found
+
+    def commit(self, handle: int, statistics: AttentionStatistics | None = None) -> None:
+        """The worker holds the entry's tensors, a variant's with `statistics`. Ignored if it was deleted meanwhile."""
         entry = self.by_handle(handle)
         if entry is not None and not entry.ready:
+            if entry.seen is not None:
+                assert statistics is not None, "a variant was stored without what was measured of it"
+                entry.seen = replace(entry.seen, statistics=statistics)
             entry.ready = True
             self._counts["stored"] += 1
 
@@ -118,12 +135,13 @@ class KvIndex:
         digest: str | None,
         documents: Iterable[str] = (),
         pinned: bool = False,
+        seen: SeenContext | None = None,
     ) -> Entry:
         """An entry that was found on disk."""
         assert key not in self._entries, "add_on_disk() of a key that is stored"
         entry = Entry(key, None, namespace, token_ids, nbytes, cached_at, chunk_id, digest, set(documents), True, True)
-        entry.pinned = pinned
-        self._entries[key] = entry
+        entry.pinned, entry.seen = pinned, seen
+        self._add(entry)
         self._eviction.used(entry, 1.0, len(self._ledger))
         return entry
 
@@ -165,6 +183,11 @@ class KvIndex:
         """Have a file removed that may go."""
         self.changes.remove(key)
         self.left_disk(key)
+
+    def evict(self, entry: Entry) -> None:
+        """Drop an entry that another is better than, from every tier."""
+        self._remove(entry)
+        self._counts["evicted"] += 1
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
         """Remove all entries that `select` names, pinned ones too; returns them. Their bytes go once no plan reads."""
@@ -215,7 +238,7 @@ class KvIndex:
     def stats(self, namespace: str | None = None) -> IndexStats:
         """Of one namespace (without the counters, which are of all), or of all together."""
         ready = [e for e in self._entries.values() if e.ready and namespace in (None, e.namespace)]
-        chunks = [entry for entry in ready if entry.chunk_id is not None]
+        chunks = [entry for entry in ready if entry.chunk_id is not None and entry.seen is None]
         names = ("stored", "evicted", "demoted", "promoted", "deleted", "rejected")
         return IndexStats(
             capacity_bytes=self.capacity_bytes if namespace is None else self._ledger.quota,
@@ -223,6 +246,7 @@ class KvIndex:
             chunks=len(chunks),
             chunks_in_memory=sum(entry.handle is not None for entry in chunks),
             chunks_on_disk=sum(entry.on_disk for entry in chunks),
+            variants=sum(entry.seen is not None for entry in ready),
             tokens=sum(entry.token_ids.size for entry in ready),
             pinned=sum(entry.pinned for entry in chunks),
             **{name: self._counts[name] if namespace is None else None for name in names},
@@ -232,6 +256,11 @@ class KvIndex:
         """Faults in the books, one sentence each; empty where all is well."""
         nowhere = (key for key, entry in self._entries.items() if entry.handle is None and not entry.on_disk)
         return self._ledger.check(self._entries.values()) + [f"entry {key} is nowhere" for key in nowhere]
+
+    def _add(self, entry: Entry) -> None:
+        self._entries[entry.key] = entry
+        if entry.seen is not None:
+            self._variants.setdefault(entry.seen.base, {})[entry.key] = None
 
     def _make_room(self, nbytes: int, namespace: str) -> bool:
         leaving = self._ledger.victims(nbytes, namespace, self._entries.values())

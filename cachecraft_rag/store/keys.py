@@ -47,6 +47,16 @@ class KeyMaker:
         """sha256 (hex) of the head's own KV."""
         return self._key(b"head", namespace, b"")
 
+    def text(self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
+        """sha256 (hex) that names a piece of text between chunks; it is never stored."""
+        return self._key(b"text", namespace, token_bytes(token_ids))
+
+    def variant(
+        self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]], in_front: Sequence[str]
+    ) -> str:
+        """sha256 (hex) of a chunk's KV computed behind head and `in_front`: keys of the pieces between, in order."""
+        return self._key(b"variant", namespace, "".join(in_front).encode() + b"\0" + token_bytes(token_ids))
+
     def _key(self, kind: bytes, namespace: str, body: bytes) -> str:
         key = self._base.copy()
         name = namespace.encode()

@@ -9,11 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.report import STORED_NOW, Outcome
-from cachecraft_rag.reuse import PlanSegment
+from cachecraft_rag.reuse import PlanSegment, get_policy
+from cachecraft_rag.reuse.overlap import PrefixChunk
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
+from cachecraft_rag.vllm.variants import Candidate, best_candidate, piece_key
 
 Ids = npt.NDArray[np.int32]
 
@@ -35,7 +37,7 @@ class Classifier:
         self,
         index: KvIndex,
         keys: KeyMaker,
-        head: Sequence[int],
+        head: Sequence[int] | Ids,
         *,
         size: EntrySize,
         min_chunk_tokens: int,
@@ -78,6 +80,8 @@ class Classifier:
         def reads(start: int, stop: int) -> bool:
             return read_from is not None and stop > read_from and start < upper
 
+        uses_variants = get_policy(params.policy).uses_variants
+        in_front: list[PrefixChunk] = []
         head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
@@ -87,6 +91,9 @@ class Classifier:
                 start = self._head.size
                 if start == stop:
                     continue
+            before = tuple(in_front)
+            own = piece_key(self._keys, params.namespace, token_ids[start:stop], chunk_id)
+            in_front.append(PrefixChunk(own, stop - start))
             if chunk_id is None:
                 findings.append(Finding(PlanSegment(start, stop), None, "", number))
                 continue
@@ -98,6 +105,7 @@ class Classifier:
                 number,
                 (chunk_id, digest),
                 canonical=canonical,
+                in_front=before if uses_variants and head_matches else None,
                 store=store and canonical and start >= lower and stop <= upper,
                 read=reads(start, stop),
             )
@@ -126,9 +134,11 @@ class Classifier:
         identity: tuple[str, str | None],
         *,
         canonical: bool,
+        in_front: Sequence[PrefixChunk] | None,
         store: bool,
         read: bool,
     ) -> Finding:
+        """`in_front`: the pieces before it, where a variant may be reused; otherwise None."""
         chunk_id, digest = identity
         if token_ids.size < self._min_chunk_tokens:
             reason = f"{token_ids.size} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
@@ -136,7 +146,10 @@ class Classifier:
         key = self._keys.chunk(namespace, token_ids)
         segment = replace(segment, key=key)
         found = self._disk.find(key)
-        entry = found.entry
+        entry, variant = found.entry, None
+        if in_front is not None:
+            variant = self._best(key, entry, in_front)
+            entry = variant.entry if variant is not None else entry
         if entry is None:
             if not store:
                 return Finding(segment, Outcome.MISS, found.reason, number)
@@ -153,12 +166,23 @@ class Classifier:
         if read and not self._disk.bring(entry):
             return Finding(segment, Outcome.REFUSED, "on disk, but memory has no room to read it into", number)
         moved = segment.start - entry.cached_at
-        exact = canonical and moved == 0
+        exact = moved == 0 and (variant.same_context if variant is not None else canonical)
         reason = "same prefix as when it was stored" if exact else f"moved by {moved:+d} tokens, other prefix"
+        if entry.seen is not None:
+            reason += f"; the variant behind {len(entry.seen.keys)} pieces"
         if not self._lossless:
             exact, reason = False, f"{reason}, compressed"
-        segment = replace(segment, handle=self._use(entry), cached_at=entry.cached_at, exact=exact)
+        segment = replace(segment, key=entry.key, handle=self._use(entry), cached_at=entry.cached_at, exact=exact)
+        if variant is not None:
+            statistics = {"overhead": variant.overhead, "attention": variant.attention}
+            segment = replace(segment, statistics=statistics)
         return Finding(segment, Outcome.HIT, reason, number)
+
+    def _best(self, key: str, canonical: Entry | None, in_front: Sequence[PrefixChunk]) -> Candidate | None:
+        """The stored KV of a chunk that is cheapest to repair; None where none is ready."""
+        entries = [canonical] if canonical is not None and canonical.ready else []
+        entries += [entry for entry in self._index.variants(key) if entry.ready]
+        return best_candidate(entries, in_front) if entries else None
 
     def _use(self, entry: Entry) -> int | None:
         """The handle of an entry, acquired; None where it is on disk and not needed."""
@@ -185,5 +209,7 @@ class Classifier:
 
     def _note_document(self, finding: Finding, document_id: str | None) -> None:
         entry = self._index.get(finding.segment.key) if finding.segment.key is not None else None
-        if entry is not None and document_id is not None:
-            self._index.add_document(entry, document_id)
+        base = self._index.get(entry.seen.base) if entry is not None and entry.seen is not None else None
+        for owned in (entry, base):
+            if owned is not None and document_id is not None:
+                self._index.add_document(owned, document_id)

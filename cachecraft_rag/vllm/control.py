@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -44,19 +44,24 @@ def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, di
         return {"missing": _missing(index, params.namespace, control["chunks"], pinned=bool(control.get("pinned")))}
     if operation == "delete" and control.get("document_id") is not None:
         removed = index.delete_document(params.namespace, control["document_id"])
-        return {"deleted": [entry.chunk_id for entry in removed]}
+        return {"deleted": _chunk_ids(removed)}
     if operation == "delete":
         removed = index.delete(_selector(params.namespace, control))
-        return {"deleted": [entry.chunk_id for entry in removed if entry.chunk_id is not None]}
+        return {"deleted": _chunk_ids(removed)}
     if operation == "pin":
         chosen = [entry for entry in index if _selector(params.namespace, control)(entry)]
         for entry in chosen:
             index.pin(entry, bool(control["pinned"]))
-        return {"pinned": [entry.chunk_id for entry in chosen]}
+        return {"pinned": _chunk_ids(chosen)}
     if operation == "prefetch":
         on_disk = [entry for entry in index if entry.handle is None and _selector(params.namespace, control)(entry)]
-        return {"prefetched": [entry.chunk_id for entry in on_disk if entry.ready and disk.bring(entry)]}
+        return {"prefetched": _chunk_ids(entry for entry in on_disk if entry.ready and disk.bring(entry))}
     return {"error": f"unknown control operation {operation!r}"}
+
+
+def _chunk_ids(entries: Iterable[Entry]) -> list[str]:
+    """Each chunk once, though it may have variants."""
+    return list(dict.fromkeys(entry.chunk_id for entry in entries if entry.chunk_id is not None))
 
 
 def _selector(namespace: str, control: dict[str, Any]) -> Callable[[Entry], bool]:
@@ -72,7 +77,8 @@ def _selector(namespace: str, control: dict[str, Any]) -> Callable[[Entry], bool
 
 
 def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, pinned: bool) -> list[int]:
-    stored = {(e.chunk_id, e.digest): e for e in index if e.namespace == namespace and e.chunk_id is not None}
+    canonical = (entry for entry in index if entry.namespace == namespace and entry.seen is None)
+    stored = {(entry.chunk_id, entry.digest): entry for entry in canonical if entry.chunk_id is not None}
     missing = []
     for number, (chunk_id, digest, document_id) in enumerate(chunks):
         assert chunk_id is not None

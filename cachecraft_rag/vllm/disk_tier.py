@@ -111,6 +111,7 @@ class DiskTier:
             documents=tuple(sorted(entry.documents)),
             tensors=(),
             data_checksum="",
+            seen=entry.seen,
         )
         self._index.order_write(entry, Write(handle, header, self._victims(entry.file_bytes)))
 
@@ -160,6 +161,7 @@ class DiskTier:
             chunk_id=header.chunk_id,
             digest=header.digest,
             documents=header.documents,
+            seen=header.seen,
             pinned=read_owners(store.path(header.key)).pinned,
         )
 

@@ -45,6 +45,7 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
         eviction=config.eviction,
         namespace_share=config.namespace_share,
         recompute_bucket=config.recompute_bucket,
+        keep_variants=config.keep_variants,
         compress=config.compress,
     )
 

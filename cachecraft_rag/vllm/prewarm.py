@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cachecraft_rag.answer import PrewarmReport
+from cachecraft_rag.answer import PrewarmReport, VariantsReport
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.report import STORED_NOW, Outcome, RequestReport
@@ -25,12 +25,19 @@ _LOOKUP_BATCH = 1000
 
 def encode_for_prewarm(head: Sequence[int], token_ids: Sequence[int], chunk: Segment) -> EncodedPrompt:
     """Head, chunk, and one token more: vLLM computes the last token of any prompt itself, out of our sight."""
-    start, stop = len(head), len(head) + len(token_ids)
-    segments = [Segment("chunk", start, stop, chunk.chunk_id, chunk.digest, chunk.document_id)]
-    if start:
-        segments.insert(0, Segment("text", 0, start))
-    segments.append(Segment("text", stop, stop + 1))
-    return EncodedPrompt((*head, *token_ids, token_ids[-1]), tuple(segments))
+    return _behind_head(head, [(token_ids, chunk)])
+
+
+def _behind_head(head: Sequence[int], chunks: Sequence[tuple[Sequence[int], Segment]]) -> EncodedPrompt:
+    """`chunks`: the ids of each, and a segment that names it."""
+    ids = list(head)
+    segments = [Segment("text", 0, len(ids))] if ids else []
+    for token_ids, chunk in chunks:
+        stop = len(ids) + len(token_ids)
+        segments.append(Segment("chunk", len(ids), stop, chunk.chunk_id, chunk.digest, chunk.document_id))
+        ids += token_ids
+    segments.append(Segment("text", len(ids), len(ids) + 1))
+    return EncodedPrompt((*ids, ids[-1]), tuple(segments))
 
 
 class QueuedPrewarm:
@@ -46,9 +53,11 @@ class QueuedPrewarm:
         return RequestReport.from_dict(output.kv_transfer_params["cachecraft"]["report"])
 
 
-async def enqueue_prewarm(client: EngineClient, prompt: EncodedPrompt, namespace: str | None) -> QueuedPrewarm:
-    """Hand a prewarm to the engine; what comes later is scheduled behind it."""
-    params = client.request_params(prompt, namespace=namespace, policy="none", recompute_ratio=0.0, prewarm=True)
+async def enqueue_prewarm(
+    client: EngineClient, prompt: EncodedPrompt, namespace: str | None, policy: str = "none"
+) -> QueuedPrewarm:
+    """Hand a prewarm to the engine; what comes later is scheduled behind it. With policy "all" nothing is reused."""
+    params = client.request_params(prompt, namespace=namespace, policy=policy, recompute_ratio=0.0, prewarm=True)
     sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
     return QueuedPrewarm(client.requests, await client.requests.enqueue(prompt.token_ids, sampling, params))
 
@@ -92,6 +101,47 @@ async def prewarm(
     if len(missing) > len(waiting) or (pin and stored):
         await _missing(client, chunks, namespace, pin)  # documents that share a text, pins of what is stored now
     return PrewarmReport(tuple(stored), tuple(dict.fromkeys(present)), refused, tokens, time.perf_counter() - started)
+
+
+async def prewarm_variants(
+    client: EngineClient, orders: Sequence[Sequence[Chunk]], *, namespace: str | None, progress: bool
+) -> VariantsReport:
+    """Compute lists of chunks, each as one prompt, and keep the KV of those that stand behind others."""
+    client.check_writable("prewarm_variants")
+    if client.config.keep_variants == 0:
+        raise InvalidInput("prewarm_variants() needs EngineConfig(keep_variants=N), which is 0: nothing would be kept")
+    started = time.perf_counter()
+    head = client.tokenizer.head_token_ids
+    prompts = []
+    for number, order in enumerate(orders):
+        ids = [client.tokenizer.encode_chunk(chunk) for chunk in order]
+        named = [Segment("chunk", 0, 1, chunk.id, chunk.digest, chunk.document_id) for chunk in order]
+        prompt = _behind_head(head, list(zip(ids, named, strict=True)))
+        if not order or len(prompt.token_ids) >= client.max_model_len:
+            raise InvalidInput(
+                f"order {number} has {len(order)} chunks of {sum(map(len, ids))} tokens, {len(head)} of the head come "
+                f"before them, and the model's context holds {client.max_model_len}; give at least one, and fewer"
+            )
+        prompts.append(prompt)
+    limit = asyncio.Semaphore(_IN_FLIGHT)
+    stored = 0
+
+    async def one(prompt: EncodedPrompt) -> RequestReport:
+        async with limit:
+            return await (await enqueue_prewarm(client, prompt, namespace, "all")).report()
+
+    with _progress_bar(len(prompts), progress) as advance:
+        tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        try:
+            for done in asyncio.as_completed(tasks):
+                stored += (await done).variants_stored
+                advance()
+        finally:
+            for task in tasks:
+                task.cancel()
+    await client.flush()
+    behind_others = sum(len(order) - 1 for order in orders)
+    return VariantsReport(behind_others, stored, time.perf_counter() - started)
 
 
 def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPrompt]:

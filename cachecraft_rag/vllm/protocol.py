@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 from cachecraft_rag.reuse import Plan, SelectionPolicy
 from cachecraft_rag.store.changes import DiskOrders, DiskReport
 from cachecraft_rag.store.keys import token_bytes
+from cachecraft_rag.store.seen import AttentionStatistics
 
 # The scheduler half of a preempted request plans afresh, so a plan is named by its request and a serial number.
 PlanId = tuple[str, int]
@@ -62,10 +63,14 @@ class PlanResult:
 
 @dataclass
 class WorkerMetadata(KVConnectorWorkerMetadata):
-    """Worker half to scheduler half, each step: plans that ended, captures that are complete, news from the disk."""
+    """Worker half to scheduler half, each step: plans that ended, captures that are complete, news from the disk.
+
+    `statistics`: of the variants among `stored`.
+    """
 
     results: dict[PlanId, PlanResult] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
+    statistics: dict[int, AttentionStatistics] = field(default_factory=dict)
     store_bytes: int = 0
     disk: DiskReport = field(default_factory=DiskReport)
 
@@ -91,6 +96,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
         return WorkerMetadata(
             results=results,
             stored=[handle for handle in self.stored if handle in set(other.stored)],
+            statistics=self.statistics,
             store_bytes=self.store_bytes + other.store_bytes,
         )
 

@@ -39,9 +39,9 @@ def compact_places(plan: Plan, staged: Sequence[StagedSpan]) -> Places | None:
     """Where in the request's blocks each position goes for the pass, so that no gap is left between them.
 
     What is not stored (a missed chunk, text between chunks) has no KV yet, and a row attends to all places before its
-    own. Shape [plan.end], -1 for positions that take no part; None where nothing lies between and all keep their place, or
-    where no question is looked at.
-    Places below `num_computed_tokens` belong to vLLM's prefix cache and are never written.
+    own. Shape [plan.end], -1 for positions that take no part; None where nothing lies between and all keep their place,
+    or where no question is looked at. Places below `num_computed_tokens` belong to vLLM's prefix cache and are never
+    written.
     """
     assert plan.pending is not None
     if plan.pending.question_rows.size == 0:

@@ -32,6 +32,7 @@ from cachecraft_rag.vllm.protocol import (
 )
 from cachecraft_rag.vllm.salts import is_valid_salt
 from cachecraft_rag.vllm.settings import ConnectorSettings
+from cachecraft_rag.vllm.variants import VariantKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +72,16 @@ class SchedulerHalf:
         keys = key_maker(settings, vllm_config, kv_cache_config)
         size = entry_size(settings, kv_cache_config)
         self._disk = DiskTier(self._index, open_disk(settings, keys), size, share)
+        head = np.asarray(settings.head_token_ids, dtype=np.int32)
+        least = settings.min_chunk_tokens
+        limit = 0 if settings.read_only else settings.keep_variants
+        self._variants = VariantKeeper(self._index, keys, head, size=size, limit=limit, min_chunk_tokens=least)
         self._classifier = Classifier(
             self._index,
             keys,
-            settings.head_token_ids,
+            head,
             size=size,
-            min_chunk_tokens=settings.min_chunk_tokens,
+            min_chunk_tokens=least,
             disk=self._disk,
             lossless=not settings.compress,
         )
@@ -150,6 +155,7 @@ class SchedulerHalf:
             read_from=self._read_from(params, num_computed_tokens),
         )
         plan = self._plan(state, num_computed_tokens, end)
+        variants = tuple(span.handle for span in plan.captures if span.pieces)
         if params.prewarm:
             for namespace in self._room:
                 self._room[namespace] -= self._classifier.bytes_to_store(params)
@@ -163,6 +169,7 @@ class SchedulerHalf:
             for handle in (finding.segment.handle, finding.segment.capture)
             if handle is not None
         )
+        handles += variants
         captures = tuple(span.handle for span in plan.captures)
         self._in_flight[state.plan_id] = _PlanInFlight(handles, captures)
         self._outbox.plans.append(
@@ -187,7 +194,7 @@ class SchedulerHalf:
         self._store_bytes = report.store_bytes
         self._disk.on_report(report.disk)
         for handle in report.stored:
-            self._index.commit(handle)
+            self._index.commit(handle, report.statistics.get(handle))
             self._disk.write(handle)
         for plan_id, result in report.results.items():
             flight = self._in_flight.pop(plan_id)
@@ -240,6 +247,8 @@ class SchedulerHalf:
             min_run=params.min_run,
             bucket=1 if params.prewarm else self._settings.recompute_bucket,
         )
+        if num_computed_tokens == 0 and plan.compute.size == end:  # nothing of it was repaired, so all of it is exact
+            plan = replace(plan, captures=plan.captures + tuple(self._variants.reserve(params, state.token_ids[:end])))
         if params.prewarm and not plan.captures:
             # There is nothing to learn from this request, and nobody reads its blocks.
             plan = replace(plan, compute=np.empty(0, dtype=np.int64), staged=())
@@ -309,6 +318,7 @@ class SchedulerHalf:
             ),
             slices=result.slices if result is not None else 0,
             selection_tokens=result.selection_tokens if result is not None else 0.0,
+            variants_stored=sum(bool(span.pieces) for span in state.plan.captures) if result and state.plan else 0,
         )
 
 

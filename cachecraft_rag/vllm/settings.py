@@ -13,7 +13,8 @@ class ConnectorSettings:
     """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind.
 
     `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier; `recompute_bucket`:
-    the number of computed tokens is a multiple of it; `compress`: KV is kept in 8 bits.
+    the number of computed tokens is a multiple of it; `keep_variants`: of each chunk, at most; `compress`: KV is kept
+    in 8 bits.
     """
 
     store_bytes: int
@@ -29,6 +30,7 @@ class ConnectorSettings:
     eviction: str = "score"
     namespace_share: float = 1.0
     recompute_bucket: int = 1
+    keep_variants: int = 0
     compress: bool = False
 
     def to_wire(self) -> dict[str, Any]:

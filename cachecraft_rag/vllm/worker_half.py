@@ -18,13 +18,14 @@ from cachecraft_rag.reuse.runs import first_rows
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
-from cachecraft_rag.vllm.capture import CaptureRows
+from cachecraft_rag.vllm.capture import CaptureRows, Watch
 from cachecraft_rag.vllm.deviation import layers_run_for_deviation, value_deviation
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, PlanId, PlanMessage, PlanResult, WorkerMetadata
 from cachecraft_rag.vllm.question import compact_places, layers_run_for_question, question_attention
 from cachecraft_rag.vllm.rotary_layers import rotary_specs
 from cachecraft_rag.vllm.staging import Stager
+from cachecraft_rag.vllm.statistics import StatisticsMeter, measured_layers
 from cachecraft_rag.vllm.versions import max_runs_per_slice
 
 _IDLE_SECONDS = 0.002  # how long a step waits for the disk where nothing else of ours is to be done
@@ -44,6 +45,7 @@ class _RunningPlan:
     missing: dict[int, str] = field(default_factory=dict)
     chosen: Plan | None = None
     captures: dict[CaptureSpan, ChunkKv] = field(default_factory=dict)
+    meter: StatisticsMeter | None = None
 
     @property
     def remaining(self) -> int:
@@ -102,7 +104,9 @@ class WorkerHalf:
             self._disk.begin(metadata.disk)
             self._collect(self._disk)
         for message in metadata.plans:
-            self._queue[message.plan_id] = _RunningPlan(message)
+            variants = [span for span in message.plan.captures if span.pieces]
+            meter = StatisticsMeter(self._forward, variants, message.plan.end) if variants else None
+            self._queue[message.plan_id] = _RunningPlan(message, meter=meter)
         for plan_id in metadata.cancelled:
             running = self._queue.pop(plan_id, None)
             if running is not None:
@@ -180,15 +184,25 @@ class WorkerHalf:
                 for span, kv in running.captures.items():
                     self._store.put(span.handle, kv)
                     self._report.stored.append(span.handle)
+                if running.meter is not None:
+                    self._report.statistics.update(running.meter.results())
                 self._end(plan_id, running.result())
 
     def _compute(self, taken: list[tuple[_RunningPlan, SlicePart]], captures: list[CaptureRows]) -> None:
         started = time.perf_counter()
         self._forward.recorder.rows = tuple(captures)
+        measured = any(running.meter is not None for running, _ in taken)
+        layers = measured_layers(len(self._forward.layers)) if measured else frozenset()
         try:
-            self._forward.run([part for _, part in taken])
+            with self._forward.recorder.watching(Watch(queries_of=layers, keys_of=layers)) as watch:
+                self._forward.run([part for _, part in taken])
         finally:
             self._forward.recorder.rows = ()
+        row = 0
+        for running, part in taken:
+            if running.meter is not None:
+                running.meter.see(watch, slice(row, row + part.positions.size), part.positions)
+            row += part.positions.size
         seconds = time.perf_counter() - started
         rows = sum(part.positions.size for _, part in taken)
         for running, part in taken:

@@ -43,9 +43,11 @@ def cases(draw):
     return segments, *draw(ranges(segments))
 
 
-def plan_of(segments, policy="first", ratio=0.2, lower=0, end=None, min_run=1):
+def plan_of(segments, policy="first", ratio=0.2, lower=0, end=None, min_run=1, bucket=1):
     end = segments[-1].stop if end is None else end
-    plan = make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, min_run=min_run)
+    plan = make_plan(
+        segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, min_run=min_run, bucket=bucket
+    )
     if plan.pending is None:
         return plan
     assert set(plan.pending.question_rows) <= set(plan.compute), "the question's rows are computed in the end"
@@ -216,7 +218,7 @@ def test_the_choice_ignores_what_vllm_has_in_its_prefix_cache():
 def test_computed_tokens_are_rounded_up_to_buckets(case, policy, ratio, bucket):
     segments, lower, end = case
     plain = plan_of(segments, policy, ratio, lower, end)
-    rounded = make_plan(segments, POLICIES[policy], ratio, num_computed_tokens=lower, end=end, bucket=bucket)
+    rounded = plan_of(segments, policy, ratio, lower, end, bucket=bucket)
     wanted = min(-(-plain.compute.size // bucket) * bucket, end - lower)
     assert rounded.compute.size == wanted
     assert set(plain.compute) <= set(rounded.compute)

@@ -15,8 +15,8 @@ from cachecraft_rag.reuse.policies import (
     SelectionContext,
     get_policy,
     recomputes_all,
-    select,
 )
+from cachecraft_rag.reuse.select import select
 
 SCORED = ["first", "random"]
 
@@ -41,6 +41,7 @@ class Shared:
     name = "shared"
     needs_question_pass = False
     needs_deviation_pass = False
+    uses_variants = False
     shares_budget = True
 
     def budget(self, tokens, ratio):
@@ -123,7 +124,7 @@ def test_random_depends_on_the_key_and_not_on_the_place():
 
 def test_random_is_the_same_in_every_process():
     program = (
-        "from cachecraft_rag.reuse.policies import *; "
+        "from cachecraft_rag.reuse.select import *; from cachecraft_rag.reuse.policies import POLICIES; "
         f"print(select(POLICIES['random'], SelectionContext(60, [RepairableChunk({chunk_key(1)!r}, 0, 60)]), 0.3))"
     )
     outputs = {
@@ -160,7 +161,7 @@ def test_what_recomputes_all(policy, ratio, expected):
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(InvalidInput, match=r"'best'.*all, deviation, first, none, question, random"):
+    with pytest.raises(InvalidInput, match=r"'best'.*all, cachecraft, deviation, first, none, question, random"):
         get_policy("best")
 
 

@@ -45,7 +45,17 @@ def test_items_and_totals(full):
 
 def test_what_is_listed_holds_neither_keys_nor_tokens(full):
     (listed,) = [item.to_dict() for item in items(full.directory, Selection(chunks=frozenset(["id-a"])))]
-    assert set(listed) == {"model", "namespace", "chunk_id", "documents", "tokens", "bytes", "pinned", "last_use"}
+    assert set(listed) == {
+        "model",
+        "namespace",
+        "chunk_id",
+        "documents",
+        "behind",
+        "tokens",
+        "bytes",
+        "pinned",
+        "last_use",
+    }
     assert KEYS["a"] not in str(listed)
 
 

@@ -1,0 +1,132 @@
+"""Variants: a chunk's KV computed behind other chunks, kept beside its canonical KV, and which of them to reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cachecraft_rag.reuse import CaptureSpan
+from cachecraft_rag.reuse.fix_overhead import fix_overhead
+from cachecraft_rag.reuse.impact import LEAST_IMPACT, context_impact
+from cachecraft_rag.reuse.overlap import PrefixChunk, adjusted_overlap
+from cachecraft_rag.store import Entry, KeyMaker, KvIndex
+from cachecraft_rag.store.entry import EntrySize
+from cachecraft_rag.store.eviction import lowest_ranked
+from cachecraft_rag.store.seen import SeenContext
+from cachecraft_rag.vllm.protocol import RequestParams
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Stored KV of a chunk and what it takes to repair it for a prompt.
+
+    `overhead`: cache fix overhead at alpha = 1; `attention`: of each token on what was in front of it, None where
+    nothing was; `same_context`: exactly the same pieces are in front now.
+    """
+
+    entry: Entry
+    overhead: float
+    attention: npt.NDArray[np.float32] | None
+    same_context: bool
+
+
+def best_candidate(entries: Sequence[Entry], in_front: Sequence[PrefixChunk]) -> Candidate:
+    """The entry of a chunk that is cheapest to repair behind `in_front`, the first of equal ones."""
+    return min((_candidate(entry, in_front) for entry in entries), key=lambda candidate: candidate.overhead)
+
+
+def _candidate(entry: Entry, in_front: Sequence[PrefixChunk]) -> Candidate:
+    if entry.seen is None:
+        return Candidate(entry, LEAST_IMPACT if in_front else 0.0, None, not in_front)
+    seen, statistics = entry.seen, entry.seen.statistics
+    assert statistics is not None
+    old = [PrefixChunk(key, tokens) for key, tokens in zip(seen.keys, seen.tokens, strict=True)]
+    impact = context_impact(statistics.inter, seen.tokens, statistics.intra, entry.token_ids.size)
+    overlap = adjusted_overlap(old, statistics.inter, in_front)
+    return Candidate(entry, fix_overhead(impact, overlap, 1.0), statistics.on_context, old == list(in_front))
+
+
+class VariantKeeper:
+    """`limit`: how many variants of one chunk are kept; of more the one of the lowest rank goes."""
+
+    def __init__(
+        self, index: KvIndex, keys: KeyMaker, head: Ids, *, size: EntrySize, limit: int, min_chunk_tokens: int
+    ) -> None:
+        self._index = index
+        self._keys = keys
+        self._head = head
+        self._size = size
+        self._limit = limit
+        self._min_chunk_tokens = min_chunk_tokens
+
+    def reserve(self, params: RequestParams, token_ids: Ids) -> list[CaptureSpan]:
+        """Set room aside for the chunks of a prompt that is computed in full; their entries are acquired.
+
+        Nothing for a prompt with another head, and for a first chunk: its KV is canonical.
+        """
+        head = self._head.size
+        if self._limit == 0 or not np.array_equal(token_ids[:head], self._head):
+            return []
+        spans = []
+        pieces: list[tuple[int, int]] = []
+        keys: list[str] = []
+        for start, stop, chunk_id, digest, document_id in params.segments:
+            start = max(start, head)
+            if start >= stop:
+                continue
+            ids = token_ids[start:stop]
+            if chunk_id is not None and pieces and stop - start >= self._min_chunk_tokens:
+                entry = self._reserve(params.namespace, ids, start, (chunk_id, digest), pieces, keys)
+                if entry is not None and entry.handle is not None:
+                    self._index.acquire(entry)
+                    if document_id is not None:
+                        self._index.add_document(entry, document_id)
+                    spans.append(CaptureSpan(entry.handle, start, stop, tuple(pieces)))
+            pieces.append((start, stop))
+            keys.append(piece_key(self._keys, params.namespace, ids, chunk_id))
+        return spans
+
+    def _reserve(
+        self,
+        namespace: str,
+        token_ids: Ids,
+        start: int,
+        identity: tuple[str, str | None],
+        pieces: Sequence[tuple[int, int]],
+        keys: Sequence[str],
+    ) -> Entry | None:
+        key = self._keys.variant(namespace, token_ids, keys)
+        base = self._keys.chunk(namespace, token_ids)
+        if self._index.get(key) is not None or not self._make_place(base):
+            return None
+        chunk_id, digest = identity
+        return self._index.reserve(
+            key,
+            namespace=namespace,
+            token_ids=token_ids.copy(),
+            nbytes=self._size.of(token_ids.size),
+            cached_at=start,
+            chunk_id=chunk_id,
+            digest=digest,
+            seen=SeenContext(base, tuple(keys), tuple(stop - first for first, stop in pieces)),
+        )
+
+    def _make_place(self, base: str) -> bool:
+        """Whether one variant more may be kept, once the lowest of those that are too many has gone."""
+        kept = self._index.variants(base)
+        if len(kept) < self._limit:
+            return True
+        may_go = [entry for entry in kept if entry.ready and not entry.pinned and entry.users == 0]
+        for entry in lowest_ranked(may_go, 1):
+            self._index.evict(entry)
+        return len(self._index.variants(base)) < self._limit
+
+
+def piece_key(keys: KeyMaker, namespace: str, token_ids: Ids, chunk_id: str | None) -> str:
+    """What names a piece in front of a chunk."""
+    return keys.text(namespace, token_ids) if chunk_id is None else keys.chunk(namespace, token_ids)
