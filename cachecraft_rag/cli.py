@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from cachecraft_rag.cli_bench import bench_app
-from cachecraft_rag.cli_options import INEXACT, Count, Docs, DType, Html, Json, Model, Policy, Ratio, finish
+from cachecraft_rag.cli_options import INEXACT, Compress, Count, Docs, DType, Html, Json, Model, Policy, Ratio, finish
 from cachecraft_rag.cli_store import store_app
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
@@ -109,6 +109,7 @@ def prewarm(
     namespace: Annotated[str | None, typer.Option(help="The tenant that they are for.")] = None,
     model: Model = "smollm2-135m",
     dtype: DType = "auto",
+    compress: Compress = None,
     json_file: Json = None,
 ) -> None:
     """Compute the caches of documents once, into a folder. What is there already is not computed again.
@@ -119,7 +120,7 @@ def prewarm(
 
     if (docs is None) == (jsonl is None):
         raise InvalidInput("give --docs DIR or --jsonl FILE, one of them")
-    setup = Setup(docs, model, dtype, json_file=json_file, store_dir=store_dir, namespace=namespace)
+    setup = Setup(docs, model, dtype, json_file=json_file, store_dir=store_dir, namespace=namespace, compress=compress)
     prewarm_documents(setup, jsonl)
 
 

@@ -27,6 +27,10 @@ Policy = Annotated[
     str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random, question.")
 ]
 Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
+Compress = Annotated[
+    str | None,
+    typer.Option(help="Keep KV in 8 bits, int8 or fp8: only an engine with the same option finds it."),
+]
 Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
 Json = Annotated[Path | None, typer.Option("--json", callback=output_path, help="Write the results to this file.")]
 Html = Annotated[Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")]

@@ -11,6 +11,7 @@ from cachecraft_rag.errors import InvalidInput
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Eviction = Literal["lru", "score"]
+Compression = Literal["int8", "fp8"]
 
 RECOMPUTE_RATIO_VARIABLE = "CACHECRAFT_RECOMPUTE_RATIO"
 CPU_STORE_GB_VARIABLE = "CACHECRAFT_CPU_STORE_GB"
@@ -81,7 +82,8 @@ class EngineConfig:
     # GiB of that folder, of all models together.
     disk_store_gb: float = field(default_factory=_from_environment(DISK_STORE_GB_VARIABLE, 20.0, _gib))
     # Keep KV in 8 bits, in memory and on disk: a quarter of float32, half of bfloat16, and reuse is never exact.
-    compress: bool = False
+    # "int8" (or True) keeps more of it than "fp8" (e4m3), both with a scale for each channel.
+    compress: Compression | bool | None = None
     read_only: bool = False  # use what is stored, store nothing, in memory or on disk
     eviction: Eviction = "score"  # what leaves first: what saved least lately, or what was used longest ago
     namespace: str = "default"  # tenant: nothing is shared between two of them
@@ -141,12 +143,20 @@ class EngineConfig:
                 self._check_int(name, 1)
         if self.kv_cache_gb is not None:
             self._set("kv_cache_gb", _gib("kv_cache_gb", self.kv_cache_gb))
-        for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only", "compress"):
+        for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")
+        if self.compression not in (None, *get_args(Compression)):
+            kinds = ", ".join(map(repr, get_args(Compression)))
+            raise InvalidInput(f"compress={self.compress!r} is not known: give one of {kinds}, or None for none")
         self._check_int("seed", 0, 2**32 - 1)
         self._check_mapping("chat_template_kwargs", '{"enable_thinking": False}')
         self._check_vllm_args()
+
+    @property
+    def compression(self) -> Compression | None:
+        """`compress` by its name."""
+        return "int8" if self.compress is True else self.compress or None
 
     def _check_text(self, name: str, way_out: str) -> None:
         value = getattr(self, name)

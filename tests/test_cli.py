@@ -178,10 +178,11 @@ def test_prewarm(invoke, calls, tmp_path):
 
 
 def test_prewarm_of_lines_into_a_store(invoke, calls, tmp_path):
-    store, lines = tmp_path / "store", tmp_path / "lines.jsonl"
-    assert invoke("prewarm", "--jsonl", lines, "--store-dir", store, "--namespace", "t").exit_code == 0
+    store, lines, small = tmp_path / "store", tmp_path / "lines.jsonl", ("--compress", "fp8")
+    assert invoke("prewarm", "--jsonl", lines, "--store-dir", store, "--namespace", "t", *small).exit_code == 0
     (setup, jsonl), _ = calls["prewarm"]
-    assert (setup.docs, setup.store_dir, setup.namespace, jsonl) == (None, store, "t", lines)
+    assert (setup.docs, setup.store_dir, setup.namespace, setup.compress) == (None, store, "t", "fp8")
+    assert jsonl == lines
 
 
 def test_prewarm_takes_one_source(invoke, calls, tmp_path):

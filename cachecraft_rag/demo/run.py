@@ -49,6 +49,7 @@ class Setup:
     html_file: Path | None = None
     store_dir: Path | None = None
     namespace: str | None = None
+    compress: str | None = None
 
 
 def run_demo(setup: Setup, questions: Sequence[Question], ask_user: AskUser | None = None) -> Summary | None:
@@ -196,6 +197,7 @@ def _options(setup: Setup) -> dict[str, Any]:
         "recompute_ratio": setup.ratio,
         "store_dir": setup.store_dir,
         "namespace": setup.namespace,
+        "compress": setup.compress,
     }
     return {name: value for name, value in given.items() if value is not None}
 

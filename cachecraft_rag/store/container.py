@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 _LENGTH = struct.Struct("<Q")
 _MAX_HEADER_BYTES = 1 << 24
-_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "U8": 1}
+_ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1, "F8_E4M3": 1, "U8": 1}
 
 
 class Damaged(Exception):  # noqa: N818

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
-from cachecraft_rag.store.compression import dequantise, quantise
+from cachecraft_rag.store.compression import FORMATS, NumberFormat, dequantise, quantise
 from cachecraft_rag.store.container import TensorSpec
 
-_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int8: "I8"}
+_DTYPES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int8: "I8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,7 +25,7 @@ class ChunkKv:
     """K (rotated to the positions it was computed at) and V of one stored piece.
 
     `data`: [layers, 2, tokens, kv_heads, head_size], contiguous: K and V of one layer are one piece of memory. In the
-    dtype the model computes in, or int8 with `scales`: [layers, 2, 1, kv_heads, head_size] in float32.
+    dtype the model computes in, or in 8 bits with `scales`: [layers, 2, 1, kv_heads, head_size] in float32.
     """
 
     data: torch.Tensor
@@ -50,8 +56,8 @@ class ChunkKv:
             data = dequantise(data, self.scales[layers], dtype)
         return data[:, 0], data[:, 1]
 
-    def compressed(self) -> ChunkKv:
-        return ChunkKv(*quantise(self.data)) if self.scales is None else self
+    def compressed(self, form: NumberFormat) -> ChunkKv:
+        return ChunkKv(*quantise(self.data, form)) if self.scales is None else self
 
     def buffers(self) -> list[memoryview]:
         """The bytes themselves, not a copy, in the order of `specs`."""
@@ -67,14 +73,14 @@ class ChunkKv:
 
 
 class HostMemoryStore:
-    """Tensors by handle. `dtype`: of the model's KV; with `compress` it is kept in 8 bits."""
+    """Tensors by handle. `dtype`: of the model's KV; with `compress`, one of `FORMATS`, it is kept in 8 bits."""
 
     def __init__(
-        self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype, *, compress: bool = False
+        self, layers: int, kv_heads: int, head_size: int, dtype: torch.dtype, *, compress: str | None = None
     ) -> None:
         self._shape = (layers, kv_heads, head_size)
         self.dtype = dtype
-        self._compress = compress
+        self._form = FORMATS[compress] if compress is not None else None
         self._entries: dict[int, ChunkKv] = {}
 
     def __len__(self) -> int:
@@ -90,12 +96,12 @@ class HostMemoryStore:
 
     def allocate_stored(self, tokens: int) -> ChunkKv:
         """Memory for one piece in the form in which it is kept."""
-        if not self._compress:
+        if self._form is None:
             return self.allocate(tokens)
-        return ChunkKv(self._empty(tokens, torch.int8), self._empty(1, torch.float32))
+        return ChunkKv(self._empty(tokens, self._form.dtype), self._empty(1, torch.float32))
 
     def put(self, handle: int, kv: ChunkKv) -> None:
-        self._entries[handle] = kv.compressed() if self._compress else kv
+        self._entries[handle] = kv.compressed(self._form) if self._form is not None else kv
 
     def get(self, handle: int) -> ChunkKv | None:
         return self._entries.get(handle)

@@ -31,8 +31,8 @@ def key_maker(settings: ConnectorSettings, vllm_config: Any, kv_cache_config: An
         "kv_heads": spec.num_kv_heads,
         "head_size": spec.head_size,
     }
-    if settings.compress:
-        identity["compression"] = "int8 per channel"
+    if settings.compress is not None:
+        identity["compression"] = f"{settings.compress} per channel"
     return KeyMaker(identity, settings.head_token_ids)
 
 
@@ -41,6 +41,6 @@ def entry_size(settings: ConnectorSettings, kv_cache_config: Any) -> EntrySize:
     group = kv_cache_config.kv_cache_groups[0]
     spec = group.kv_cache_spec
     numbers = 2 * len(group.layer_names) * spec.num_kv_heads * spec.head_size
-    if settings.compress:
+    if settings.compress is not None:
         return EntrySize(per_token=numbers, per_entry=4 * numbers)  # its scales
     return EntrySize(per_token=numbers * spec.dtype.itemsize)

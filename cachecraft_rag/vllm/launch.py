@@ -46,7 +46,7 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
         namespace_share=config.namespace_share,
         recompute_bucket=config.recompute_bucket,
         keep_variants=config.keep_variants,
-        compress=config.compress,
+        compress=config.compression,
     )
 
 

@@ -83,7 +83,7 @@ class SchedulerHalf:
             size=size,
             min_chunk_tokens=least,
             disk=self._disk,
-            lossless=not settings.compress,
+            lossless=settings.compress is None,
         )
         self._requests: dict[str, _RequestState] = {}
         self._in_flight: dict[PlanId, _PlanInFlight] = {}

@@ -14,7 +14,7 @@ class ConnectorSettings:
 
     `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier; `recompute_bucket`:
     the number of computed tokens is a multiple of it; `keep_variants`: of each chunk, at most; `compress`: KV is kept
-    in 8 bits.
+    in these 8 bits.
     """
 
     store_bytes: int
@@ -31,7 +31,7 @@ class ConnectorSettings:
     namespace_share: float = 1.0
     recompute_bucket: int = 1
     keep_variants: int = 0
-    compress: bool = False
+    compress: str | None = None
 
     def to_wire(self) -> dict[str, Any]:
         return {**asdict(self), "head_token_ids": list(self.head_token_ids)}

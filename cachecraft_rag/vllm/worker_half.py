@@ -79,7 +79,7 @@ class WorkerHalf:
         device: torch.device,
         disk: DiskStore | None = None,
         *,
-        compress: bool = False,
+        compress: str | None = None,
     ):
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec

@@ -41,7 +41,8 @@ def key(settings=None, model=None, cache_config=None):
         {"settings": {"tokenizer_fingerprint": "other"}},
         {"settings": {"weights_fingerprint": "other"}},
         {"settings": {"head_token_ids": (1, 2, 3)}},
-        {"settings": {"compress": True}},
+        {"settings": {"compress": "int8"}},
+        {"settings": {"compress": "fp8"}},
         {"model": {"revision": "abc"}},
         {"model": {"dtype": torch.float32}},
         {"model": {"quantization": "awq"}},
@@ -66,7 +67,7 @@ def test_what_does_not_change_the_numbers_does_not_change_the_key(changed):
 
 
 def test_bytes_of_a_token():
-    settings, small = ConnectorSettings(**SETTINGS), ConnectorSettings(**SETTINGS, compress=True)
+    settings, small = ConnectorSettings(**SETTINGS), ConnectorSettings(**SETTINGS, compress="int8")
     numbers = 2 * 30 * 3 * 64
     assert entry_size(settings, cache()).of(10) == 10 * numbers * 2
     assert entry_size(settings, cache(dtype=torch.float32)).of(10) == 10 * numbers * 4

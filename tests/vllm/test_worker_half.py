@@ -462,8 +462,9 @@ def test_closing_makes_the_changes_that_were_ordered(make_worker, disk):
     assert [found.key for found in disk.scan()] == ["b"]
 
 
-def test_compressed_kv_is_staged_as_numbers(make_worker):
-    worker = make_worker(compress=True)
+@pytest.mark.parametrize(("compress", "error"), [("int8", 505 / 254), ("fp8", 505 / 16)])
+def test_compressed_kv_is_staged_as_numbers(make_worker, compress, error):
+    worker = make_worker(compress=compress)
     stored_piece(worker, 5, 6)
     run_all(worker, message("a", [0, 1, 8], staged=[StagedSpan(5, 0, 2, 8, 0)]))
-    assert cached(worker, 0, range(9)) == pytest.approx([100, 101, *range(500, 506), 108], abs=505 / 254)
+    assert cached(worker, 0, range(9)) == pytest.approx([100, 101, *range(500, 506), 108], abs=error)
