@@ -189,3 +189,24 @@ def test_question_keeps_its_budget(weights, ratio):
     chosen = select(get_policy("question"), SelectionContext(40, chunks, np.array(weights)), ratio)
     assert len(chosen) == get_policy("question").budget(35, ratio)
     assert len(set(chosen.tolist())) == len(chosen)
+
+
+def cachecraft(overhead, attention, tokens=20):
+    chunk = RepairableChunk(chunk_key(0), 5, 5 + tokens, {"overhead": overhead, "attention": attention})
+    return lambda ratio: select(POLICIES["cachecraft"], SelectionContext(40, [chunk]), ratio).tolist()
+
+
+def test_cachecraft_recomputes_the_share_that_its_overhead_says_where_attention_is_largest():
+    attention = np.zeros(20)
+    attention[[3, 9, 14]] = (1, 3, 2)
+    chosen = cachecraft(0.25, attention)
+    assert chosen(0.2) == [14, 19], "2 * 0.2 * 0.25 of 20 tokens"
+    assert chosen(0.3) == [8, 14, 19]
+    assert len(cachecraft(0.9, attention)(0.5)) == 18
+    assert len(cachecraft(0.9, attention)(0.6)) == 20, "never more than all"
+
+
+def test_cachecraft_takes_the_first_tokens_of_canonical_kv():
+    assert cachecraft(0.5, None)(0.15) == [5, 6, 7]
+    chunk = RepairableChunk(chunk_key(0), 5, 25)
+    assert select(POLICIES["cachecraft"], SelectionContext(40, [chunk]), 0.15).tolist() == [5, 6, 7]
