@@ -42,6 +42,19 @@ def quality(
     min_run: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that choices are rounded up to.")] = 1,
     seed: Annotated[int, typer.Option(help="Draws the order of each question's passages.")] = 0,
     dtype: DType = "auto",
+    compress: Annotated[bool, typer.Option("--compress", help="Keep the KV of chunks in 8 bits.")] = False,
+    together: Annotated[
+        int, typer.Option(min=1, help="Ways of a question in flight at once: faster, but they have no TTFT.")
+    ] = 1,
+    timed: Annotated[
+        int, typer.Option(min=0, help="Of so many questions send each way without a TTFT once more, alone.")
+    ] = 0,
+    kv_cache_gb: Annotated[
+        float, typer.Option(min=0.1, help="GiB of vLLM's paged cache, which all in flight share.")
+    ] = 2.0,
+    keep_logits: Annotated[
+        bool, typer.Option(help="With --json: keep full prefill's logits, for runs that add a policy.")
+    ] = True,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop behind the question at hand then; the next run goes on.")
     ] = None,
@@ -49,7 +62,8 @@ def quality(
 ) -> None:
     """Answers over reused chunks beside those of full prefill: F1, divergence, and what share was recomputed.
 
-    With --json FILE each answer is kept in FILE.records.jsonl at once, and a run that was interrupted goes on there.
+    With --json FILE each answer is kept in FILE.records.jsonl at once, and full prefill's logits in the folder
+    FILE.logits (4 bytes for each token of an answer and of the vocabulary); a later run goes on there.
     """
     from cachecraft_rag.bench.quality.run import bench_quality
     from cachecraft_rag.demo.defaults import fitting_dtype, model_folder
@@ -64,7 +78,12 @@ def quality(
         min_run=min_run,
         seed=seed,
         dtype=fitting_dtype(dtype),
+        compress=compress,
+        together=together,
+        timed=timed,
+        kv_cache_gb=kv_cache_gb,
         records=None if json_file is None else json_file.with_name(f"{json_file.name}.records.jsonl"),
+        logits=json_file.with_name(f"{json_file.name}.logits") if json_file is not None and keep_logits else None,
         minutes=minutes,
         progress=sys.stderr.isatty(),
     )

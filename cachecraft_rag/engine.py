@@ -92,8 +92,9 @@ class ChunkEngine(Closing):
 
         `sampling`: vLLM's SamplingParams, or its fields as keywords (max_tokens, temperature, stop, ...), greedy and
         256 tokens by default. Further keywords: `policy`, `recompute_ratio`, `min_run` and `namespace` override the
-        engine's for this request; `reuse=False` sends a plain request that vLLM prefills as always, and `fresh=True`
-        with it keeps that request from finding anything in vLLM's prefix cache.
+        engine's for this request; `reuse=False` sends a plain request that vLLM prefills as always. With it,
+        `cache_salt=` lets that request find in vLLM's prefix cache only what requests of the same salt left there, and
+        `fresh=True` lets it find nothing.
 
         Raises `InvalidInput` for what cannot be sent: an empty prompt, one too long for the model, unknown keywords.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -45,7 +46,8 @@ class PlainEngine(Closing):
 
         started = time.perf_counter()
         sampling = make_sampling(None, {"max_tokens": 1})
-        await self._requests.last_output(await self._requests.enqueue(token_ids, sampling, None, fresh=fresh))
+        salt = secrets.token_hex(16) if fresh else None
+        await self._requests.last_output(await self._requests.enqueue(token_ids, sampling, None, salt=salt))
         return time.perf_counter() - started
 
 

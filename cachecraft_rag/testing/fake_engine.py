@@ -18,7 +18,7 @@ from cachecraft_rag.prompt import JOINER, ChunkPrompt, spell_out
 from cachecraft_rag.report import NOT_STORED, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.testing.fake_words import answer_to, words
 
-_OWN_OPTIONS = frozenset({"policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh"})
+_OWN_OPTIONS = frozenset({"policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt"})
 _SAMPLING_OPTIONS = frozenset(
     {
         "bad_words",

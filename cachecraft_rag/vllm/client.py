@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -25,7 +26,7 @@ from cachecraft_rag.vllm.sampling import DEFAULTS, make_sampling
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh")
+_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt")
 _FLUSH_POLL_SECONDS = 0.02
 
 
@@ -64,15 +65,16 @@ class EngineClient:
             rest["max_tokens"] = max(1, min(DEFAULTS["max_tokens"], room))
         sampling = make_sampling(sampling, rest)
         self._check_length(len(encoded.token_ids), sampling.max_tokens)
-        asked, fresh = bool(own.pop("reuse", True)), bool(own.pop("fresh", False))
-        if asked and fresh:
-            raise InvalidInput("fresh=True is for plain requests; give reuse=False with it")
+        asked = bool(own.pop("reuse", True))
+        salt = _salt(bool(own.pop("fresh", False)), own.pop("cache_salt", None))
+        if asked and salt is not None:
+            raise InvalidInput("fresh=True and cache_salt= are for plain requests; give reuse=False with them")
         params = self.request_params(encoded, **own) if asked and encoded.chunks else None
         texts: list[str] = []
         token_ids: list[int] = []
         logprobs: list[Mapping[int, Any]] = []
         first_token_seconds: float | None = None
-        collector = await self.requests.enqueue(encoded.token_ids, sampling, params, fresh=fresh)
+        collector = await self.requests.enqueue(encoded.token_ids, sampling, params, salt=salt)
         async with aclosing(self.requests.outputs(collector)) as outputs:
             async for output in outputs:
                 if first_token_seconds is None:
@@ -213,6 +215,12 @@ class EngineClient:
             task = asyncio.create_task(waiting.report())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
+
+
+def _salt(fresh: bool, cache_salt: str | None) -> str | None:
+    if cache_salt is not None and (fresh or not isinstance(cache_salt, str) or not cache_salt):
+        raise InvalidInput(f"cache_salt={cache_salt!r:.60} must be a text that is not empty, and not with fresh=True")
+    return secrets.token_hex(16) if fresh else cache_salt
 
 
 def _is_unstored(chunk: ChunkReport) -> bool:

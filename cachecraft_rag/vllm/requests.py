@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +26,11 @@ class Requests:
         self._open: set[Any] = set()
 
     async def enqueue(
-        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, fresh: bool = False
+        self, token_ids: Iterable[int], sampling: Any, params: RequestParams | None, *, salt: str | None = None
     ) -> Any:
         """Hand a request to the engine; what comes later is scheduled behind it. Returns vLLM's output collector.
 
-        With `params` None it is a plain request; a `fresh` one finds nothing in vLLM's prefix cache.
+        With `params` None it is a plain request; in vLLM's prefix cache it finds what others of its `salt` left there.
         Raises `InvalidInput` for what vLLM refuses, `EngineClosed` where there is no engine any more.
         """
         from vllm.exceptions import VLLMClientError
@@ -40,8 +39,8 @@ class Requests:
         if self._llm is None:
             raise _closed()
         prompt: dict[str, Any] = {"prompt_token_ids": list(token_ids)}
-        if fresh:
-            prompt["cache_salt"] = secrets.token_hex(16)
+        if salt is not None:
+            prompt["cache_salt"] = f"plain:{salt}"
         if params is not None:
             prompt["cache_salt"] = cache_salt(self._secret, params)
             transfer = {"cachecraft": params.to_wire()}

@@ -6,7 +6,7 @@ import pytest
 
 from cachecraft_rag.bench.quality.page import write_page
 from cachecraft_rag.bench.quality.plot import draw, kl_front
-from cachecraft_rag.bench.quality.result import Estimate, QualityResult, VariantResult
+from cachecraft_rag.bench.quality.result import Estimate, QualityResult, VariantResult, cells
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
 
@@ -24,6 +24,7 @@ def variant(name, ratio, kl, share, ttft, f1=0.5):
         kl_of_naive=Estimate(kl / 0.3),
         share=share,
         first_token_ratio=ttft,
+        timed=4,
     )
 
 
@@ -78,6 +79,15 @@ def test_one_page_that_needs_nothing_beside_it(files, tmp_path):
     assert sum(attributes.get("class") == "front" for _, attributes in tags) == 8
     assert "a&lt;b" in html
     assert "a<b" not in html
+
+
+@pytest.mark.parametrize("timed", [0, 1])
+def test_what_was_not_timed_is_left_out_of_its_panels(timed):
+    pytest.importorskip("matplotlib")
+    variants = tuple(replace(v, first_token_ratio=None, timed=0) for v in RESULT.variants[timed:])
+    found = replace(RESULT, variants=RESULT.variants[:timed] + variants)
+    assert draw(found).startswith(b"\x89PNG")
+    assert cells(found.variants[-1])[-1] == "-"
 
 
 def test_a_picture_is_the_same_each_time():

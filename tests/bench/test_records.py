@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from cachecraft_rag.bench.quality.records import Record, Records
@@ -17,6 +19,16 @@ def test_what_was_added_is_there_in_the_next_run(path):
     assert again.get("q1", NAIVE) == RECORD
     assert again.get("q1", FULL) is None
     assert again.get("q2", NAIVE) is None
+
+
+def test_a_time_is_added_to_what_is_there(path):
+    untimed = replace(RECORD, seconds=None, full_seconds=None)
+    Records(path, "run").add("q1", NAIVE, untimed)
+    again = Records(path, "run")
+    assert again.get("q1", NAIVE).first_token_ratio is None
+    again.add("q1", NAIVE, RECORD)
+    assert Records(path, "run").get("q1", NAIVE) == RECORD
+    assert RECORD.first_token_ratio == 0.1
 
 
 def test_another_run_finds_nothing_and_destroys_nothing(path):

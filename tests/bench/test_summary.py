@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,13 @@ def test_each_number(result):
     assert result.full_fails == 0.25
 
 
+def test_the_ttft_is_that_of_the_questions_which_have_one():
+    untimed = [{name: replace(r, seconds=None, full_seconds=None) for name, r in one.items()} for one in ANSWERS]
+    assert {v.first_token_ratio for v in summarise(QUESTIONS, untimed)} == {None}
+    first = summarise(QUESTIONS, [*untimed[:2], *ANSWERS[2:3], *untimed[3:]])[2]
+    assert (first.first_token_ratio, first.timed) == (0.25, 1)
+
+
 def test_intervals_hold_the_value(result):
     for variant in result.variants:
         for estimate in (variant.f1, variant.kl, variant.same_answer, variant.agreement, variant.of_full):
@@ -83,8 +91,18 @@ def test_json_and_back(result):
     again = QualityResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert again == result
     assert str(again) == str(result)
-    assert "4 of 10 questions" in str(result)
+    assert "4 of 10 questions, m in float32; " in str(result)
+    assert "TTFT of 4 questions" in str(result)
+    assert "8 bits" in str(replace(result, compress=True))
     assert all(math.isfinite(variant.share) for variant in again.variants)
+
+
+def test_a_result_of_before_there_were_untimed_questions_is_read(result):
+    fields = result.to_dict()
+    del fields["compress"]
+    for variant in fields["variants"]:
+        del variant["timed"]
+    assert QualityResult.from_dict(fields) == result
 
 
 @pytest.mark.parametrize("fields", [{}, {"variants": [{}]}, [], {"variants": [], "more": 1}])

@@ -114,7 +114,7 @@ def test_a_request_with_a_wrong_salt_is_refused_and_plain(engine, foreign, salt)
 async def plain_ids(engine, tokens):
     ids = []
     requests = engine._client.requests
-    collector = await requests.enqueue(tokens, make_sampling(None, {"max_tokens": 4}), None, fresh=True)
+    collector = await requests.enqueue(tokens, make_sampling(None, {"max_tokens": 4}), None, salt="apart")
     async for output in requests.outputs(collector):
         ids += output.outputs[0].token_ids
     return tuple(ids)

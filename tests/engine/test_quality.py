@@ -3,16 +3,18 @@
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from cachecraft_rag.bench.quality.data import Passage, Question, save_questions
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
+from cachecraft_rag.bench.quality.kept_logits import KeptLogits
 from cachecraft_rag.bench.quality.measure import Measurer
 from cachecraft_rag.bench.quality.records import Records
 from cachecraft_rag.bench.quality.run import bench_quality
-from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant, make_variants
+from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NAIVE, NO_CONTEXT, Variant, make_variants
 from cachecraft_rag.reuse import POLICIES
 from cachecraft_rag.verification.cases import passage
 
@@ -114,6 +116,55 @@ def test_what_is_forced_is_said(forced):
     assert abs(said.logits[0] - free.logits[0]).max() < 1e-2
 
 
+def test_many_at_once_say_what_one_after_the_other_says(forced, questions, measured, variants):
+    together = Measurer(forced, questions, Records(None, "run"), max_tokens=8, min_run=1, together=16)
+    for number in range(3):
+        together.measure(number, variants)
+        for variant in (FULL, *variants):
+            alone, ours = measured.record(number, variant), together.record(number, variant)
+            assert ours.kl == pytest.approx(alone.kl, abs=1e-4)
+            assert (ours.token_ids, ours.answer, ours.agrees) == (alone.token_ids, alone.answer, alone.agrees)
+            if variant != EXACT_PREFIX:  # this engine has seen the questions before
+                assert ours.share == alone.share
+                assert (ours.seconds is None) == (variant != FULL)
+
+
+def test_times_are_added_later_and_nothing_else_is_done_again(forced, questions, variants, monkeypatch):
+    records = Records(None, "run")
+    Measurer(forced, questions, records, max_tokens=8, min_run=1, together=16).measure(1, variants)
+    later = Measurer(forced, questions, records, max_tokens=8, min_run=1)
+    before = {variant: later.record(1, variant) for variant in variants}
+    assert all(record.first_token_ratio is None for record in before.values())
+    monkeypatch.setattr(forced, "say", pytest.fail)
+    monkeypatch.setattr(forced, "submit_forced", pytest.fail)
+    later.measure(1, variants, timed=True)
+    after = {variant: later.record(1, variant) for variant in variants}
+    assert {v: replace(r, seconds=None, full_seconds=None) for v, r in after.items()} == before
+    ratios = {variant: record.first_token_ratio for variant, record in after.items()}
+    assert ratios[NAIVE] < ratios[Variant("random", 0.9)] < 2
+    assert ratios[Variant("all", 1.0)] > 0.5  # nothing of the answers before was found again
+    assert ratios[EXACT_PREFIX] > ratios[NO_CONTEXT]
+    monkeypatch.setattr(forced.engine, "generate", pytest.fail)
+    later.measure(1, variants, timed=True)
+
+
+def test_kept_logits_stand_for_full_prefill(forced, questions, tmp_path, monkeypatch):
+    records, first = Records(None, "run"), [NAIVE, Variant("first", 0.3)]
+    kept = KeptLogits(tmp_path / "logits", "run")
+    Measurer(forced, questions, records, kept, max_tokens=8, min_run=1).measure(2, first)
+    sent = []
+    monkeypatch.setattr(forced, "say", pytest.fail)
+    submit = forced.submit_forced
+    monkeypatch.setattr(
+        forced, "submit_forced", lambda *args, **options: sent.append(options) or submit(*args, **options)
+    )
+    later = Measurer(forced, questions, records, kept, max_tokens=8, min_run=1)
+    later.measure(2, [*first, Variant("random", 0.3), Variant("all", 1.0)])
+    assert [options["policy"] for options in sent] == ["random", "all"]
+    assert max(later.record(2, Variant("all", 1.0)).kl) < 1e-6
+    assert later.record(2, Variant("random", 0.3)).seconds is None  # there is no full prefill to compare it with
+
+
 class _InterruptedError(Exception):
     pass
 
@@ -149,7 +200,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(questions, tmp_path, monk
 
 def flat(result) -> list[float]:
     """All numbers of a result but the timings."""
-    variants = [{**variant, "first_token_ratio": None} for variant in result.to_dict()["variants"]]
+    variants = [{**variant, "first_token_ratio": None, "timed": None} for variant in result.to_dict()["variants"]]
     values = [value for variant in variants for entry in variant.values() for value in _leaves(entry)]
     return [*values, result.full_fails, result.context_tokens, result.questions]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,29 @@ class Said:
     logits: Logits
 
 
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A request under way. `token_ids`: what it is made to say first; `path`: where its logits are written."""
+
+    future: Future[Answer]
+    token_ids: tuple[int, ...]
+    path: Path
+
+    def result(self) -> Said:
+        """Wait for it; an interrupted wait (Ctrl-C) aborts it."""
+        try:
+            answer = self.future.result()
+            logits = np.fromfile(self.path, dtype=np.float32).reshape(len(answer.token_ids), -1)
+        finally:
+            self.cancel()
+        assert answer.token_ids[: len(self.token_ids)] == self.token_ids
+        return Said(answer, logits)
+
+    def cancel(self) -> bool:
+        self.path.unlink(missing_ok=True)
+        return self.future.cancel()
+
+
 class ForcedEngine:
     """Requests go through the serving path as any other's do; `engine` takes ordinary ones."""
 
@@ -40,13 +64,15 @@ class ForcedEngine:
 
     def say(self, prompt: ChunkPrompt, max_tokens: int, **options: Any) -> Said:
         """A greedy answer."""
-        return self._run(prompt, (), max_tokens=max_tokens, **options)
+        return self._submit(prompt, (), max_tokens=max_tokens, **options).result()
 
     def force(self, prompt: ChunkPrompt, token_ids: Sequence[int], **options: Any) -> Said:
         """Exactly `token_ids` as the answer, whatever the model prefers (teacher forcing)."""
-        said = self._run(prompt, token_ids, max_tokens=len(token_ids), ignore_eos=True, **options)
-        assert said.answer.token_ids == tuple(token_ids)
-        return said
+        return self.submit_forced(prompt, token_ids, **options).result()
+
+    def submit_forced(self, prompt: ChunkPrompt, token_ids: Sequence[int], **options: Any) -> Saying:
+        """`force` without waiting."""
+        return self._submit(prompt, token_ids, max_tokens=len(token_ids), ignore_eos=True, **options)
 
     def forget_prompts(self) -> None:
         """Later chunk requests find nothing in vLLM's prefix cache of what earlier ones computed. Chunks stay stored.
@@ -55,16 +81,11 @@ class ForcedEngine:
         """
         self.engine.delete(chunk_ids=())
 
-    def _run(self, prompt: ChunkPrompt, token_ids: Sequence[int], **options: Any) -> Said:
+    def _submit(self, prompt: ChunkPrompt, token_ids: Sequence[int], **options: Any) -> Saying:
         name = f"request-{next(self._numbers)}"
         forcing = {EXTRA_ARG: {"name": name, "token_ids": list(token_ids)}}
-        path = self._folder / name
-        try:
-            answer = self.engine.generate(prompt, extra_args=forcing, **options)
-            logits = np.fromfile(path, dtype=np.float32).reshape(len(answer.token_ids), -1)
-        finally:
-            path.unlink(missing_ok=True)
-        return Said(answer, logits)
+        future = self.engine.submit(prompt, extra_args=forcing, **options)
+        return Saying(future, tuple(token_ids), self._folder / name)
 
 
 @contextmanager

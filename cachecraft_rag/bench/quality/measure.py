@@ -2,123 +2,181 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cachecraft_rag.answer import Answer
 from cachecraft_rag.bench.quality.data import Question
-from cachecraft_rag.bench.quality.divergence import agreement, kl_divergence
-from cachecraft_rag.bench.quality.exact_prefix import reorder_to_prefixes
+from cachecraft_rag.bench.quality.divergence import Logits, agreement, kl_divergence
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, Said
-from cachecraft_rag.bench.quality.prompts import ask, ask_without_context
+from cachecraft_rag.bench.quality.in_flight import Pending, in_flight
+from cachecraft_rag.bench.quality.kept_logits import KeptLogits
 from cachecraft_rag.bench.quality.records import Record, Records
-from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant
+from cachecraft_rag.bench.quality.variants import FULL, Variant
+from cachecraft_rag.bench.quality.ways import Way, Ways
 from cachecraft_rag.errors import CachecraftError
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import Outcome
-from cachecraft_rag.reuse import get_policy
-
-PLAIN: Mapping[str, Any] = {"reuse": False}
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """What is sent for a variant; `before`: a prompt whose KV vLLM's prefix cache must hold."""
+class _Reference:
+    """Full prefill's answer; `seconds`: its TTFT where it ran just now."""
 
-    prompt: ChunkPrompt
-    options: Mapping[str, Any]
-    before: ChunkPrompt | None = None
+    record: Record
+    logits: Logits
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    variant: Variant
+    way: Way
 
 
 class Measurer:
-    """Answers the questions of one data set; `records` tells what need not be done again."""
+    """Answers the questions of one data set; `records` tells what need not be done again.
+
+    `together`: so many ways of a question are in flight at once. Results do not depend on it beyond rounding: each
+    way's blocks in vLLM's prefix cache carry a salt of their own.
+    """
 
     def __init__(
-        self, forced: ForcedEngine, questions: Sequence[Question], records: Records, *, max_tokens: int, min_run: int
+        self,
+        forced: ForcedEngine,
+        questions: Sequence[Question],
+        records: Records,
+        logits: KeptLogits | None = None,
+        *,
+        max_tokens: int,
+        min_run: int,
+        together: int = 1,
     ) -> None:
         self._forced = forced
-        self._questions = questions
         self._records = records
+        self._logits = logits or KeptLogits(None, "")
         self._max_tokens = max_tokens
-        self.min_run = min_run
-        self._chunks = [question.chunks for question in questions]
-        self._reordered = reorder_to_prefixes([[chunk.id for chunk in chunks] for chunks in self._chunks])
+        self._together = together
+        self._ways = Ways(questions, min_run)
 
     def record(self, number: int, variant: Variant) -> Record | None:
         """What is known of question `number` answered in that way."""
-        return self._records.get(self._key(number, variant), variant)
+        return self._records.get(self._ways.key(number, variant), variant)
 
-    def measure(self, number: int, variants: Iterable[Variant]) -> None:
-        """Record what is not recorded yet of question `number`.
+    def measure(self, number: int, variants: Iterable[Variant], *, timed: bool = False) -> None:
+        """Record what is not recorded yet of question `number`; with `timed` the TTFT of each way too.
 
-        The reference runs again where anything is missing, since its logits are not kept, along the tokens on record.
+        Where anything but a TTFT is missing and the reference's logits are not kept, the reference runs again, along
+        the tokens on record.
         """
-        question = self._questions[number]
-        known = self.record(number, FULL)
-        missing = [variant for variant in variants if self.record(number, variant) is None]
-        if known is not None and not missing:
+        wanted = list(dict.fromkeys([FULL, *variants]))
+        found = {variant: self.record(number, variant) for variant in wanted}
+        missing = [variant for variant, record in found.items() if record is None]
+        if not missing and not (timed and any(record and record.seconds is None for record in found.values())):
             return
-        engine = self._forced.engine
-        engine.prewarm(self._chunks[number], progress=False)
-        self._forced.forget_prompts()
-        prompt = ask(self._chunks[number], question.question)
-        if known is None:
-            full = self._forced.say(prompt, self._max_tokens, fresh=True, **PLAIN)
-            self._records.add(self._key(number, FULL), FULL, self._compared(full, full, full.answer, prompt))
+        self._forced.engine.prewarm(self._ways.chunks[number], progress=False)
+        if missing:
+            self._forced.forget_prompts()
+            full = self._reference(number)
+            self._answer(number, [variant for variant in missing if variant != FULL], full)
+        if timed:
+            self._time(number, wanted)
+
+    def _reference(self, number: int) -> _Reference:
+        way, key = self._ways.way(number, FULL), self._ways.key(number, FULL)
+        known = self.record(number, FULL)
+        if known is not None:
+            logits = self._logits.get(key, known.token_ids)
+            if logits is not None:
+                return _Reference(known, logits, None)
+            said = self._forced.force(way.prompt, known.token_ids, **way.options)
         else:
-            full = self._forced.force(prompt, known.token_ids, fresh=True, **PLAIN)
+            said = self._forced.say(way.prompt, self._max_tokens, **way.options)
+            seconds = said.answer.first_token_seconds
+            known = self._compared(said.logits, said, way.prompt, seconds, seconds)
+            known = replace(known, answer=said.answer.text, token_ids=said.answer.token_ids)
+            self._add(number, FULL, known)
+        self._logits.add(key, said.logits)
+        return _Reference(known, said.logits, said.answer.first_token_seconds)
+
+    def _answer(self, number: int, missing: Sequence[Variant], full: _Reference) -> None:
         for variant in missing:
-            self._records.add(self._key(number, variant), variant, self._answer(number, variant, full))
+            if self._ways.is_full_prefill(number, variant):
+                self._add(number, variant, full.record)
+        asked = [_Asked(v, self._ways.way(number, v)) for v in missing if not self._ways.is_full_prefill(number, v)]
+        parted: list[tuple[_Asked, Record]] = []
+        starts = ((one, partial(self._start_forced, one.way, full)) for one in asked)
+        for one, said in in_flight(starts, self._together):
+            self._check(said.answer)
+            alone = self._together == 1 and full.seconds is not None
+            seconds = said.answer.first_token_seconds if alone else None
+            record = self._compared(full.logits, said, one.way.prompt, seconds, full.seconds if alone else None)
+            if all(record.agrees):  # greedy decoding would not have left the forced path
+                record = replace(record, answer=full.record.answer, token_ids=full.record.token_ids)
+                self._add(number, one.variant, record)
+            else:
+                parted.append((one, record))
+        for (one, record), answer in in_flight(self._free_starts(parted), self._together):
+            self._add(number, one.variant, replace(record, answer=answer.text, token_ids=answer.token_ids))
 
-    def _key(self, number: int, variant: Variant) -> str:
-        """Digest of all in the data set that the answer depends on; for reordering that is earlier questions too."""
-        digest = self._questions[number].digest
-        if variant != EXACT_PREFIX:
-            return digest
-        reordered = self._reordered[number]
-        return hashlib.sha256(f"{digest} {reordered.order} {reordered.shared}".encode()).hexdigest()
+    def _start_forced(self, way: Way, full: _Reference) -> Pending[Said]:
+        self._send_before(way)
+        return self._forced.submit_forced(way.prompt, full.record.token_ids, **way.options)
 
-    def _answer(self, number: int, variant: Variant, full: Said) -> Record:
-        way = self._way(number, variant)
-        if variant == EXACT_PREFIX and self._reordered[number].donor is None:  # nothing to reuse: it is full prefill
-            return self._compared(full, full, full.answer, way.prompt)
+    def _free_starts(
+        self, parted: Sequence[tuple[_Asked, Record]]
+    ) -> Iterator[tuple[tuple[_Asked, Record], Callable[[], Pending[Answer]]]]:
+        """Those first that may use the blocks which their forced answers left behind, for they would be the same."""
+        forgotten = False
+        for one, record in sorted(parted, key=lambda entry: entry[0].way.sees_cache):
+            if one.way.sees_cache and not forgotten:
+                self._forced.forget_prompts()
+                forgotten = True
+            way = one.way
+            start = partial(self._forced.engine.submit, way.prompt, max_tokens=self._max_tokens, **way.options)
+            yield (one, record), start
+
+    def _time(self, number: int, variants: Iterable[Variant]) -> None:
+        """One by one, each behind nothing but its own earlier prompts."""
+        records = {variant: self.record(number, variant) for variant in variants}
+        untimed = {variant: record for variant, record in records.items() if record and record.seconds is None}
+        if not untimed:
+            return
+        self._forced.forget_prompts()
+        full_seconds = self._first_token_seconds(self._ways.way(number, FULL))
+        for variant, record in untimed.items():
+            seconds = full_seconds
+            if not self._ways.is_full_prefill(number, variant):
+                seconds = self._first_token_seconds(self._ways.way(number, variant).apart(secrets.token_hex(16)))
+            self._add(number, variant, replace(record, seconds=seconds, full_seconds=full_seconds))
+
+    def _first_token_seconds(self, way: Way) -> float:
+        self._send_before(way)
+        answer = self._forced.engine.generate(way.prompt, max_tokens=1, **way.options)
+        self._check(answer)
+        return answer.first_token_seconds
+
+    def _send_before(self, way: Way) -> None:
         if way.before is not None:
-            self._forced.engine.generate(way.before, max_tokens=1, **PLAIN)
-        said = self._forced.force(way.prompt, full.answer.token_ids, **way.options)
-        self._check(said.answer)
-        answer = full.answer
-        if not agreement(full.logits, said.logits).all():  # greedy decoding would have left the forced path
-            if variant.ratio is not None and get_policy(variant.name).needs_question_pass:
-                self._forced.forget_prompts()  # such a policy sees what is cached and would choose anew
-            answer = self._forced.engine.generate(way.prompt, max_tokens=self._max_tokens, **way.options)
-        return self._compared(full, said, answer, way.prompt)
+            self._forced.engine.generate(way.before, max_tokens=1, **way.options)
 
-    def _way(self, number: int, variant: Variant) -> _Way:
-        question = self._questions[number]
-        if variant == NO_CONTEXT:
-            return _Way(ask_without_context(question.question), PLAIN)
-        if variant == EXACT_PREFIX:
-            donor = self._reordered[number].donor
-            before = None if donor is None else self._reordered_prompt(donor)
-            return _Way(self._reordered_prompt(number), PLAIN, before)
-        options = {"policy": variant.name, "recompute_ratio": variant.ratio, "min_run": self.min_run}
-        return _Way(ask(self._chunks[number], question.question), options)
+    def _add(self, number: int, variant: Variant, record: Record) -> None:
+        self._records.add(self._ways.key(number, variant), variant, record)
 
-    def _reordered_prompt(self, number: int) -> ChunkPrompt:
-        by_id = {chunk.id: chunk for chunk in self._chunks[number]}
-        return ask([by_id[chunk_id] for chunk_id in self._reordered[number].order], self._questions[number].question)
-
-    def _compared(self, full: Said, said: Said, answer: Answer, prompt: ChunkPrompt) -> Record:
+    def _compared(
+        self, reference: Logits, said: Said, prompt: ChunkPrompt, seconds: float | None, full_seconds: float | None
+    ) -> Record:
+        """All but the answer."""
         return Record(
-            answer=answer.text,
-            token_ids=answer.token_ids,
-            kl=tuple(kl_divergence(full.logits, said.logits).tolist()),
-            agrees=tuple(agreement(full.logits, said.logits).tolist()),
+            answer="",
+            token_ids=(),
+            kl=tuple(kl_divergence(reference, said.logits).tolist()),
+            agrees=tuple(agreement(reference, said.logits).tolist()),
             share=self._context_share(said.answer, prompt),
-            seconds=said.answer.first_token_seconds,
-            full_seconds=full.answer.first_token_seconds,
+            seconds=seconds,
+            full_seconds=full_seconds,
         )
 
     def _context_share(self, answer: Answer, prompt: ChunkPrompt) -> float:

@@ -22,9 +22,9 @@ _LEAST_KL = 1e-7  # below it lies rounding, and full prefill itself: not on a lo
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """`estimate`: what is drawn upwards; `sign`: -1 where more of it is better."""
+    """`cost`: None where it was not measured; `estimate`: what is drawn; `sign`: -1 where more of it is better."""
 
-    cost: Callable[[VariantResult], float]
+    cost: Callable[[VariantResult], float | None]
     cost_label: str
     estimate: Callable[[VariantResult], Estimate]
     label: str
@@ -74,30 +74,33 @@ def kl_front(variants: Sequence[VariantResult]) -> set[str]:
 
 
 def _draw_panel(panel: _Panel, ax: Axes, variants: Sequence[VariantResult]) -> None:
-    shown = [v for v in variants if not panel.logarithmic or v.kl.value > _LEAST_KL]
+    costed = [(v, panel.cost(v)) for v in variants if not panel.logarithmic or v.kl.value > _LEAST_KL]
+    shown = [(v, cost) for v, cost in costed if cost is not None]
     names = dict.fromkeys(v.name for v in variants)
     for number, name in enumerate(names):
-        series = sorted((v for v in shown if v.name == name), key=panel.cost)
+        series = sorted(((v, cost) for v, cost in shown if v.name == name), key=lambda point: point[1])
         style = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
         _draw_series(panel, ax, series, name, style)
-    front = pareto_front([panel.cost(v) for v in shown], [panel.sign * panel.estimate(v).value for v in shown])
-    costs = [panel.cost(shown[index]) for index in front]
-    heights = [panel.estimate(shown[index]).value for index in front]
+    front = pareto_front([cost for _, cost in shown], [panel.sign * panel.estimate(v).value for v, _ in shown])
+    costs = [shown[index][1] for index in front]
+    heights = [panel.estimate(shown[index][0]).value for index in front]
     ax.plot(costs, heights, color="0.4", linestyle="--", linewidth=1, zorder=0, label="Pareto front")
     ax.scatter(costs, heights, s=130, facecolors="none", edgecolors="0.4", zorder=1)
-    if panel.logarithmic:
+    if panel.logarithmic and shown:
         ax.set_yscale("log")
     ax.set(xlabel=panel.cost_label, ylabel=panel.label)
     ax.grid(alpha=0.3)
 
 
-def _draw_series(panel: _Panel, ax: Axes, series: Sequence[VariantResult], name: str, style: dict[str, Any]) -> None:
-    costs = [panel.cost(v) for v in series]
-    estimates = [panel.estimate(v) for v in series]
+def _draw_series(
+    panel: _Panel, ax: Axes, series: Sequence[tuple[VariantResult, float]], name: str, style: dict[str, Any]
+) -> None:
+    costs = [cost for _, cost in series]
+    estimates = [panel.estimate(v) for v, _ in series]
     heights = [estimate.value for estimate in estimates]
     down = [max(0.0, e.value - e.low) if e.low is not None else 0.0 for e in estimates]
     up = [max(0.0, e.high - e.value) if e.high is not None else 0.0 for e in estimates]
     ax.errorbar(costs, heights, yerr=(down, up), label=name, capsize=2, elinewidth=0.6, linewidth=1.4, **style)
-    for variant, cost, height in zip(series, costs, heights, strict=True):
+    for (variant, cost), height in zip(series, heights, strict=True):
         if variant.ratio is not None and len(series) > 1:
             ax.annotate(f"{variant.ratio:g}", (cost, height), (5, 5), textcoords="offset points", fontsize=8)

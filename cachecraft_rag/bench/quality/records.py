@@ -16,7 +16,8 @@ class Record:
 
     `kl`: divergence from full prefill's next-token distribution in nats and `agrees`: whether the best token is the
     same, at each token of full prefill's answer. `share`: rows the model ran for the context, over its tokens.
-    Seconds are TTFT; `full_seconds` full prefill's of the same question in the same process.
+    Seconds are TTFT of a request that had the engine to itself; `full_seconds` full prefill's of the same question in
+    the same process. Both None where it was not timed.
     """
 
     answer: str
@@ -24,12 +25,20 @@ class Record:
     kl: tuple[float, ...]
     agrees: tuple[bool, ...]
     share: float
-    seconds: float
-    full_seconds: float
+    seconds: float | None
+    full_seconds: float | None
+
+    @property
+    def first_token_ratio(self) -> float | None:
+        """TTFT over full prefill's."""
+        return None if self.seconds is None or self.full_seconds is None else self.seconds / self.full_seconds
 
 
 class Records:
-    """Append-only. Lines of other runs (another model, prompt, ...) and a line cut short are passed over."""
+    """Append-only: of two lines for the same the later counts, so that a TTFT can be added.
+
+    Lines of other runs (another model, prompt, ...) and a line cut short are passed over.
+    """
 
     def __init__(self, path: Path | None, run: str) -> None:
         """`path` None keeps all in memory. `run`: digest of all but question and variant that a record depends on."""

@@ -31,7 +31,8 @@ class VariantResult:
     over no context. `same_answer`: share of answers identical to full prefill's. `agreement`: share of the tokens of
     full prefill's answer where the best token is the same; `kl`: mean divergence there in nats, teacher forced;
     `kl_of_naive`: over that of naive reuse, None where that is 0.
-    `share`: rows run for the context over its tokens, mean; `first_token_ratio`: TTFT over full prefill's, median.
+    `share`: rows run for the context over its tokens, mean; `first_token_ratio`: TTFT over full prefill's, median over
+    the `timed` questions, None where there are none.
     """
 
     name: str
@@ -45,7 +46,8 @@ class VariantResult:
     kl: Estimate
     kl_of_naive: Estimate | None
     share: float
-    first_token_ratio: float
+    first_token_ratio: float | None
+    timed: int
 
     @property
     def label(self) -> str:
@@ -57,7 +59,10 @@ _ESTIMATES = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "a
 
 @dataclass(frozen=True, slots=True)
 class QualityResult:
-    """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0."""
+    """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0.
+
+    `compress`: whether the KV of chunks was kept in 8 bits.
+    """
 
     model: str
     dtype: str
@@ -71,6 +76,7 @@ class QualityResult:
     full_fails: float
     variants: tuple[VariantResult, ...]
     machine: dict[str, Any]
+    compress: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,7 +86,13 @@ class QualityResult:
         """Inverse of `to_dict`."""
         try:
             variants = tuple(
-                VariantResult(**{**row, **{name: Estimate.from_dict(row[name]) for name in _ESTIMATES}})
+                VariantResult(
+                    **{
+                        "timed": fields["questions"],
+                        **row,
+                        **{name: Estimate.from_dict(row[name]) for name in _ESTIMATES},
+                    }
+                )
                 for row in fields["variants"]
             )
             return cls(**{**fields, "variants": variants})
@@ -93,14 +105,18 @@ class QualityResult:
     @property
     def heading(self) -> str:
         of = f" of {self.asked}" if self.questions < self.asked else ""
-        return f"{self.data}: {self.questions}{of} questions, {self.model} in {self.dtype}"
+        kept = ", chunk KV kept in 8 bits" if self.compress else ""
+        return f"{self.data}: {self.questions}{of} questions, {self.model} in {self.dtype}{kept}"
 
     def __str__(self) -> str:
         header = ("", *COLUMNS)
         rows = [header, *((variant.label, *cells(variant)) for variant in self.variants)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
         lengths = f"{self.context_tokens:,.0f} tokens of context, answers of up to {self.max_tokens} tokens"
-        lines = [f"{self.heading}; {lengths}; full prefill has F1 0 on {self.full_fails:.0%}"]
+        timed = max((variant.timed for variant in self.variants), default=0)
+        lines = [
+            f"{self.heading}; {lengths}; full prefill has F1 0 on {self.full_fails:.0%}; TTFT of {timed} questions"
+        ]
         for label, *texts in rows:
             texts = [text.rjust(width) for text, width in zip(texts, widths[1:], strict=True)]
             lines.append("  " + "  ".join([label.ljust(widths[0]), *texts]).rstrip())
@@ -122,7 +138,7 @@ def cells(variant: VariantResult) -> tuple[str, ...]:
         _text(variant.of_full, ".2f"),
         _text(variant.gap_recovered, ".2f"),
         f"{variant.share:.1%}",
-        f"{variant.first_token_ratio:.3f}",
+        "-" if variant.first_token_ratio is None else f"{variant.first_token_ratio:.3f}",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from cachecraft_rag.bench.machine import describe_machine
 from cachecraft_rag.bench.quality.data import Question, load_questions
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
+from cachecraft_rag.bench.quality.kept_logits import KeptLogits
 from cachecraft_rag.bench.quality.measure import Measurer
 from cachecraft_rag.bench.quality.prompts import ask
 from cachecraft_rag.bench.quality.records import Records
@@ -24,7 +25,7 @@ from cachecraft_rag.engine import ChunkEngine
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.tokenise import PromptTokenizer
 
-_FORMAT = 1  # of records; raise it when what they hold changes its meaning
+_FORMAT = 2  # of records; raise it when what they hold changes its meaning
 
 
 def bench_quality(
@@ -38,28 +39,38 @@ def bench_quality(
     min_run: int = 1,
     seed: int = 0,
     dtype: str = "auto",
+    together: int = 1,
+    timed: int = 0,
     records: Path | None = None,
+    logits: Path | None = None,
     minutes: float | None = None,
     progress: bool = True,
     **options: Any,
 ) -> QualityResult:
     """Answer the questions of `data` by full prefill, by its rivals, and by each policy at each ratio.
 
-    `records`: file that every measured answer is added to and that a later run goes on from. `minutes`: begin no
-    further question after that time; the result covers those that are complete. `options`: further ones of
-    `EngineConfig`. Timings apart, the result does not depend on interruptions.
+    `records`: file that every measured answer is added to and that a later run goes on from; `logits`: folder that
+    keeps full prefill's logits for such a run, which then need not compute them again. `minutes`: begin no further
+    question after that time; the result covers those that are complete. `options`: further ones of `EngineConfig`.
+
+    `together`: ways of a question in flight at once; above 1 they have no TTFT. `timed`: of the first so many questions
+    each way that has no TTFT is sent once more, alone. Timings apart, the result depends neither on these nor on
+    interruptions.
     """
-    if max_tokens < 1:
-        raise InvalidInput(f"max_tokens={max_tokens} must be at least 1")
+    for name, value, least in (("max_tokens", max_tokens, 1), ("together", together, 1), ("timed", timed, 0)):
+        if value < least:
+            raise InvalidInput(f"{name}={value} must be at least {least}")
     variants = make_variants(policies, ratios)
     questions = load_questions(data, limit=limit, seed=seed)
     defaults = {"dtype": dtype, "kv_cache_gb": 2.0, "max_model_len": _longest(model, questions) + max_tokens}
     with start_forced_engine(model, **{**defaults, **options}) as forced:
         engine = forced.engine
         run = run_digest(engine, max_tokens=max_tokens, min_run=min_run)
-        measurer = Measurer(forced, questions, Records(records, run), max_tokens=max_tokens, min_run=min_run)
-        _measure_all(measurer, len(questions), variants, minutes, progress)
-        return _result(forced, measurer, questions, variants, name=data.stem, max_tokens=max_tokens, seed=seed)
+        lengths = {"max_tokens": max_tokens, "min_run": min_run}
+        kept = KeptLogits(logits, run)
+        measurer = Measurer(forced, questions, Records(records, run), kept, together=together, **lengths)
+        _measure_all(measurer, len(questions), variants, timed, minutes, progress)
+        return _result(forced, measurer, questions, variants, name=data.stem, seed=seed, **lengths)
 
 
 def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
@@ -72,6 +83,7 @@ def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
     content = [
         *(_FORMAT, settings.weights_fingerprint, settings.tokenizer_fingerprint, wording),
         *(engine.dtype, check_version(), max_tokens, min_run),
+        *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -83,7 +95,7 @@ def _longest(model: str, questions: Sequence[Question]) -> int:
 
 
 def _measure_all(
-    measurer: Measurer, count: int, variants: Sequence[Variant], minutes: float | None, progress: bool
+    measurer: Measurer, count: int, variants: Sequence[Variant], timed: int, minutes: float | None, progress: bool
 ) -> None:
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -93,7 +105,7 @@ def _measure_all(
         for number in bar.track(range(count), description=f"questions, {len(variants) + 1} ways each"):
             if minutes is not None and time.monotonic() - started > 60.0 * minutes:
                 return
-            measurer.measure(number, variants)
+            measurer.measure(number, variants, timed=number < timed)
 
 
 def _result(
@@ -104,6 +116,7 @@ def _result(
     *,
     name: str,
     max_tokens: int,
+    min_run: int,
     seed: int,
 ) -> QualityResult:
     answered: list[Question] = []
@@ -125,10 +138,11 @@ def _result(
         questions=len(answered),
         asked=len(questions),
         max_tokens=max_tokens,
-        min_run=measurer.min_run,
+        min_run=min_run,
         seed=seed,
         context_tokens=fmean(lengths),
         full_fails=share_full_fails(answered, answers),
         variants=summarise(answered, answers),
         machine=describe_machine(),
+        compress=engine.config.compress,
     )

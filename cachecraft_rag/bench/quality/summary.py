@@ -36,6 +36,7 @@ def _summarise(variant: Variant, questions: Sequence[Question], answers: Sequenc
     )
     means = columns.mean(axis=0)
     records = [records[variant] for records in answers]
+    ratios = [ratio for ratio in (record.first_token_ratio for record in records) if ratio is not None]
     return VariantResult(
         name=variant.name,
         ratio=variant.ratio,
@@ -52,7 +53,8 @@ def _summarise(variant: Variant, questions: Sequence[Question], answers: Sequenc
         kl=_estimate(columns, lambda m: m[:, _KL]),
         kl_of_naive=_estimate(columns, _of_naive) if means[_NAIVE_KL] > 0 else None,
         share=float(np.mean([record.share for record in records])),
-        first_token_ratio=float(np.median([record.seconds / record.full_seconds for record in records])),
+        first_token_ratio=float(np.median(ratios)) if ratios else None,
+        timed=len(ratios),
     )
 
 
