@@ -113,7 +113,7 @@ class QualityResult:
         rows = [header, *((variant.label, *cells(variant)) for variant in self.variants)]
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
         lengths = f"{self.context_tokens:,.0f} tokens of context, answers of up to {self.max_tokens} tokens"
-        timed = max((variant.timed for variant in self.variants), default=0)
+        timed = min((variant.timed for variant in self.variants), default=0)
         lines = [
             f"{self.heading}; {lengths}; full prefill has F1 0 on {self.full_fails:.0%}; TTFT of {timed} questions"
         ]
