@@ -67,7 +67,8 @@ class Ways:
             assert donor is not None
             return Way(self._reordered_prompt(number), _PLAIN, self._reordered_prompt(donor))
         options = {"policy": variant.name, "recompute_ratio": variant.ratio, "min_run": self.min_run}
-        sees_cache = get_policy(variant.name).needs_question_pass
+        policy = get_policy(variant.name)
+        sees_cache = policy.needs_question_pass or policy.needs_deviation_pass
         return Way(ask(self.chunks[number], question), options, sees_cache=sees_cache)
 
     def _reordered_prompt(self, number: int) -> ChunkPrompt:
