@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cachecraft_rag.cli_options import DType, Json, Model, finish, output_path
+from cachecraft_rag.cli_options import Compress, DType, Json, Model, finish, output_path
 from cachecraft_rag.errors import InvalidInput
 
 quality_app = typer.Typer()
@@ -42,7 +42,7 @@ def quality(
     min_run: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that choices are rounded up to.")] = 1,
     seed: Annotated[int, typer.Option(help="Draws the order of each question's passages.")] = 0,
     dtype: DType = "auto",
-    compress: Annotated[bool, typer.Option("--compress", help="Keep the KV of chunks in 8 bits.")] = False,
+    compress: Compress = None,
     together: Annotated[
         int, typer.Option(min=1, help="Ways of a question in flight at once: faster, but they have no TTFT.")
     ] = 1,

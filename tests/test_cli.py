@@ -115,16 +115,16 @@ def test_bench_quality_passes_its_options_on(invoke, calls, tmp_path):
     assert (options["limit"], options["minutes"], options["max_tokens"]) == (7, 2.5, 16)
     assert options["records"] == tmp_path / "out.json.records.jsonl"
     assert options["logits"] == tmp_path / "out.json.logits"
-    assert (options["together"], options["timed"], options["compress"]) == (1, 0, False)
+    assert (options["together"], options["timed"], options["compress"]) == (1, 0, None)
     assert json.loads((tmp_path / "out.json").read_text())["exact"] is True
 
 
 def test_bench_quality_passes_on_how_it_is_to_run(invoke, calls, tmp_path):
     arguments = ["--data", tmp_path / "d.jsonl", "--model", "m", "--dtype", "float32", "--json", tmp_path / "out.json"]
-    arguments += ["--together", 16, "--timed", 3, "--compress", "--kv-cache-gb", 4, "--no-keep-logits"]
+    arguments += ["--together", 16, "--timed", 3, "--compress", "int8", "--kv-cache-gb", 4, "--no-keep-logits"]
     assert invoke("bench", "quality", *arguments).exit_code == 0
     _, options = calls["quality"]
-    assert (options["together"], options["timed"], options["compress"]) == (16, 3, True)
+    assert (options["together"], options["timed"], options["compress"]) == (16, 3, "int8")
     assert (options["kv_cache_gb"], options["logits"]) == (4.0, None)
 
 

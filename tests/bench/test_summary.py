@@ -93,7 +93,7 @@ def test_json_and_back(result):
     assert str(again) == str(result)
     assert "4 of 10 questions, m in float32; " in str(result)
     assert "TTFT of 4 questions" in str(result)
-    assert "8 bits" in str(replace(result, compress=True))
+    assert "kept as fp8" in str(replace(result, compress="fp8"))
     assert all(math.isfinite(variant.share) for variant in again.variants)
 
 

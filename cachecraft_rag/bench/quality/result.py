@@ -61,7 +61,7 @@ _ESTIMATES = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "a
 class QualityResult:
     """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0.
 
-    `compress`: whether the KV of chunks was kept in 8 bits.
+    `compress`: how the KV of chunks was kept in 8 bits, None where it was not.
     """
 
     model: str
@@ -76,7 +76,7 @@ class QualityResult:
     full_fails: float
     variants: tuple[VariantResult, ...]
     machine: dict[str, Any]
-    compress: bool = False
+    compress: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,7 +105,7 @@ class QualityResult:
     @property
     def heading(self) -> str:
         of = f" of {self.asked}" if self.questions < self.asked else ""
-        kept = ", chunk KV kept in 8 bits" if self.compress else ""
+        kept = f", chunk KV kept as {self.compress}" if self.compress else ""
         return f"{self.data}: {self.questions}{of} questions, {self.model} in {self.dtype}{kept}"
 
     def __str__(self) -> str:

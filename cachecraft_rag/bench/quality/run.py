@@ -83,7 +83,7 @@ def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
     content = [
         *(_FORMAT, settings.weights_fingerprint, settings.tokenizer_fingerprint, wording),
         *(engine.dtype, check_version(), max_tokens, min_run),
-        *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket),
+        *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket, settings.keep_variants),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -144,5 +144,5 @@ def _result(
         full_fails=share_full_fails(answered, answers),
         variants=summarise(answered, answers),
         machine=describe_machine(),
-        compress=engine.config.compress,
+        compress=engine.config.compression,
     )
