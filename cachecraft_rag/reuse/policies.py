@@ -135,6 +135,13 @@ class QuestionTokens(_PerChunkPolicy):
         return scores
 
 
+class QuestionVariants(QuestionTokens):
+    """`question` over KV that was computed behind other chunks, where that is kept and nearer to this prompt."""
+
+    name = "question-variants"
+    uses_variants = True
+
+
 class DeviatingTokens(_PerChunkPolicy):
     """The tokens, of all chunks together, whose V at an early layer is furthest from the stored one.
 
@@ -204,6 +211,7 @@ POLICIES: Mapping[str, SelectionPolicy] = {
         CacheCraft(),
         DeviatingTokens(),
         QuestionTokens(),
+        QuestionVariants(),
         NoTokens(),
         AllTokens(),
     )

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from cachecraft_rag.answer import Answer
 from cachecraft_rag.bench.quality.data import Question
@@ -19,6 +20,7 @@ from cachecraft_rag.bench.quality.ways import Way, Ways
 from cachecraft_rag.errors import CachecraftError
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import Outcome
+from cachecraft_rag.reuse import get_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,23 @@ class Measurer:
         if missing:
             self._forced.forget_prompts()
             full = self._reference(number)
-            self._answer(number, [variant for variant in missing if variant != FULL], full)
+            for group in self._in_order(number, [variant for variant in missing if variant != FULL]):
+                self._answer(number, group, full)
         if timed:
             self._time(number, wanted)
+
+    def _in_order(self, number: int, wanted: Sequence[Variant]) -> Iterator[list[Variant]]:
+        """Those that reuse chunks as they were computed behind others, once such are stored; then the rest.
+
+        They come first since what is recomputed in full leaves such, and in the question's own order.
+        """
+        using = [variant for variant in wanted if variant.ratio is not None and get_policy(variant.name).uses_variants]
+        if using:
+            self._forced.engine.prewarm_variants([self._ways.stored_order(number)], progress=False)
+            yield using
+        rest = [variant for variant in wanted if variant not in using]
+        if rest:
+            yield rest
 
     def _reference(self, number: int) -> _Reference:
         way, key = self._ways.way(number, FULL), self._ways.key(number, FULL)
@@ -146,11 +162,11 @@ class Measurer:
             return
         self._forced.forget_prompts()
         full_seconds = self._first_token_seconds(self._ways.way(number, FULL))
-        for variant, record in untimed.items():
+        for variant in chain.from_iterable(self._in_order(number, list(untimed))):
             seconds = full_seconds
             if not self._ways.is_full_prefill(number, variant):
                 seconds = self._first_token_seconds(self._ways.way(number, variant).apart(secrets.token_hex(16)))
-            self._add(number, variant, replace(record, seconds=seconds, full_seconds=full_seconds))
+            self._add(number, variant, replace(untimed[variant], seconds=seconds, full_seconds=full_seconds))
 
     def _first_token_seconds(self, way: Way) -> float:
         self._send_before(way)

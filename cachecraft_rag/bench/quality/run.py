@@ -23,6 +23,7 @@ from cachecraft_rag.bench.quality.variants import FULL, Variant, make_variants
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.engine import ChunkEngine
 from cachecraft_rag.errors import CachecraftError, InvalidInput
+from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import PromptTokenizer
 
 _FORMAT = 2  # of records; raise it when what they hold changes its meaning
@@ -62,7 +63,12 @@ def bench_quality(
             raise InvalidInput(f"{name}={value} must be at least {least}")
     variants = make_variants(policies, ratios)
     questions = load_questions(data, limit=limit, seed=seed)
-    defaults = {"dtype": dtype, "kv_cache_gb": 2.0, "max_model_len": _longest(model, questions) + max_tokens}
+    defaults = {
+        "dtype": dtype,
+        "kv_cache_gb": 2.0,
+        "max_model_len": _longest(model, questions) + max_tokens,
+        "keep_variants": int(any(get_policy(policy).uses_variants for policy in policies)),
+    }
     with start_forced_engine(model, **{**defaults, **options}) as forced:
         engine = forced.engine
         run = run_digest(engine, max_tokens=max_tokens, min_run=min_run)
@@ -83,7 +89,7 @@ def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
     content = [
         *(_FORMAT, settings.weights_fingerprint, settings.tokenizer_fingerprint, wording),
         *(engine.dtype, check_version(), max_tokens, min_run),
-        *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket, settings.keep_variants),
+        *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket),
     ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

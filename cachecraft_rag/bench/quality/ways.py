@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from cachecraft_rag.bench.quality.data import Question
 from cachecraft_rag.bench.quality.exact_prefix import reorder_to_prefixes
 from cachecraft_rag.bench.quality.prompts import ask, ask_without_context
 from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant
+from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.reuse import get_policy
 
@@ -70,6 +72,12 @@ class Ways:
         policy = get_policy(variant.name)
         sees_cache = policy.needs_question_pass or policy.needs_deviation_pass
         return Way(ask(self.chunks[number], question), options, sees_cache=sees_cache)
+
+    def stored_order(self, number: int) -> list[Chunk]:
+        """The order, another than the question's, that variants of its passages are computed in."""
+        chunks = list(self.chunks[number])
+        random.Random(f"variants {self._questions[number].digest}").shuffle(chunks)
+        return chunks if chunks != list(self.chunks[number]) else chunks[::-1]
 
     def _reordered_prompt(self, number: int) -> ChunkPrompt:
         by_id = {chunk.id: chunk for chunk in self.chunks[number]}
