@@ -75,6 +75,9 @@ class EngineConfig:
     min_chunk_tokens: int = 16  # smaller chunks are never cached, and reported as refused
     # GiB of host memory for the KV of chunks.
     cpu_store_gb: float = field(default_factory=_from_environment(CPU_STORE_GB_VARIABLE, 2.0, _gib))
+    # GiB of each device's own memory for copies of the chunks used most, None for none. vLLM's paged cache gets as much
+    # less, or kv_cache_gb is lowered by hand. On a CPU it is a second copy in the same memory, and gains nothing.
+    device_store_gb: float | None = None
     # Folder that keeps the KV of chunks beyond this process, None for none; any number of processes may share it.
     store_dir: str | os.PathLike[str] | None = field(
         default_factory=lambda: os.environ.get(STORE_DIR_VARIABLE, "").strip() or None
@@ -87,7 +90,7 @@ class EngineConfig:
     read_only: bool = False  # use what is stored, store nothing, in memory or on disk
     eviction: Eviction = "score"  # what leaves first: what saved least lately, or what was used longest ago
     namespace: str = "default"  # tenant: nothing is shared between two of them
-    namespace_share: float = 1.0  # of memory and of disk, how much one tenant may take; a full one evicts its own
+    namespace_share: float = 1.0  # of each tier, how much one tenant may take; a full one evicts its own
     # Computed tokens are rounded up to a multiple of this, so that their time tells less (see docs/security.md).
     recompute_bucket: int = 1
     # How many copies of a chunk's KV, computed behind other chunks, are kept beside its canonical one. Only prompts
@@ -141,8 +144,9 @@ class EngineConfig:
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "threads"):
             if getattr(self, name) is not None:
                 self._check_int(name, 1)
-        if self.kv_cache_gb is not None:
-            self._set("kv_cache_gb", _gib("kv_cache_gb", self.kv_cache_gb))
+        for name in ("kv_cache_gb", "device_store_gb"):
+            if getattr(self, name) is not None:
+                self._set(name, _gib(name, getattr(self, name)))
         for name in ("enable_prefix_caching", "enforce_eager", "store_misses", "read_only"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name}={getattr(self, name)!r} is not a switch: give True or False")

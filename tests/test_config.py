@@ -82,6 +82,8 @@ def test_malformed_variable_does_no_harm_where_the_argument_is_given(monkeypatch
         ("max_num_batched_tokens", True),
         ("max_num_seqs", -1),
         ("kv_cache_gb", 0),
+        ("device_store_gb", 0),
+        ("device_store_gb", "1"),
         ("enable_prefix_caching", 1),
         ("enforce_eager", "yes"),
         ("threads", 0),

@@ -21,6 +21,9 @@ class Evictable(Ranked, Protocol):
     @property
     def nbytes(self) -> int: ...
 
+    @property
+    def namespace(self) -> str: ...
+
 
 E = TypeVar("E", bound=Evictable)
 
@@ -90,3 +93,17 @@ def lowest_ranked(entries: Iterable[E], nbytes: int) -> list[E]:
         taken.append(heapq.heappop(heap)[2])
         nbytes -= taken[-1].nbytes
     return taken
+
+
+def make_way(entries: Iterable[E], namespace: str, own_excess: int, excess: int) -> list[E] | None:
+    """Which of `entries` must go so that a namespace frees `own_excess` bytes and all together `excess`.
+
+    A namespace that is full loses its own; what is still over the capacity, anybody's. None where they are too few.
+    """
+    may_go = list(entries)
+    own = lowest_ranked((entry for entry in may_go if entry.namespace == namespace), own_excess)
+    freed = sum(entry.nbytes for entry in own)
+    others = lowest_ranked((entry for entry in may_go if entry not in own), excess - freed)
+    if freed < own_excess or freed + sum(entry.nbytes for entry in others) < excess:
+        return None
+    return own + others

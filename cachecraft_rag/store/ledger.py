@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from cachecraft_rag.store.entry import Entry, may_leave_memory
-from cachecraft_rag.store.eviction import lowest_ranked
+from cachecraft_rag.store.eviction import make_way
 
 
 class MemoryLedger:
@@ -91,21 +91,12 @@ class MemoryLedger:
         return min(free, own)
 
     def victims(self, nbytes: int, namespace: str, entries: Iterable[Entry]) -> list[Entry] | None:
-        """Which of `entries` must leave memory for a new one of that namespace; None where even that is not enough.
-
-        A namespace that is full loses its own; what is over the capacity after that, anybody's.
-        """
+        """Which of `entries` must leave memory for a new one of that namespace; None where even that is not enough."""
         own_excess = self._used_by[namespace] + nbytes - self.quota
         excess = self.used_bytes + nbytes - self.capacity_bytes
         if own_excess <= 0 and excess <= 0:
             return []
-        may_go = [entry for entry in entries if may_leave_memory(entry)]
-        own = lowest_ranked((entry for entry in may_go if entry.namespace == namespace), own_excess)
-        freed = sum(entry.nbytes for entry in own)
-        others = lowest_ranked((entry for entry in may_go if entry not in own), excess - freed)
-        if freed < own_excess or freed + sum(entry.nbytes for entry in others) < excess:
-            return None
-        return own + others
+        return make_way(filter(may_leave_memory, entries), namespace, own_excess, excess)
 
     def check(self, entries: Iterable[Entry]) -> list[str]:
         """Faults in the books, `entries` being all that were not deleted."""

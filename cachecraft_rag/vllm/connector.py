@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
+from cachecraft_rag.vllm.device_memory import make_tier
 from cachecraft_rag.vllm.disk_tier import open_disk
 from cachecraft_rag.vllm.identity import key_maker
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, WorkerMetadata
@@ -38,12 +40,21 @@ class CachecraftConnector(KVConnectorBase_V1):
             settings = ConnectorSettings.from_vllm_config(vllm_config)
             self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
 
-    def bind_model(self, model: torch.nn.Module, device: torch.device) -> None:
-        """Worker side, once, after the model is loaded and the paged cache is allocated."""
+    def bind_model(self, model: torch.nn.Module, device: torch.device, memory: torch.Tensor | None) -> None:
+        """Worker side, once, after the model is loaded and the paged cache is allocated.
+
+        `memory`: what was reserved on the device for copies of chunks.
+        """
         settings = ConnectorSettings.from_vllm_config(self._vllm_config)
         disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config))
         self._worker = WorkerHalf(
-            self._vllm_config, self._kv_cache_config, model, device, disk, compress=settings.compress
+            self._vllm_config,
+            self._kv_cache_config,
+            model,
+            device,
+            disk,
+            compress=settings.compress,
+            make_tier=partial(make_tier, settings, self._kv_cache_config, memory),
         )
 
     # Scheduler side
@@ -105,8 +116,8 @@ class CachecraftConnector(KVConnectorBase_V1):
         return self._worker
 
 
-def bind_loaded_model(worker: Any) -> None:
+def bind_loaded_model(worker: Any, memory: torch.Tensor | None) -> None:
     """Give the connector of this process the model that `worker` (one of vLLM's) has loaded."""
     connector = get_kv_transfer_group()
     assert isinstance(connector, CachecraftConnector)
-    connector.bind_model(worker.model_runner.get_model(), worker.device)
+    connector.bind_model(worker.model_runner.get_model(), worker.device, memory)

@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cachecraft_rag.store import Entry, KvIndex
+from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
 
 
-def run_control(
-    index: KvIndex, params: RequestParams, store_bytes: int, *, busy: bool, disk: DiskTier
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What the worker half said last. `busy`: it has work in hand, so that its numbers are not the index's."""
+
+    store_bytes: int
+    device: DeviceReport
+    device_capacity_bytes: int
+    busy: bool
+
+
+def run_control(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskTier) -> dict[str, Any]:
     """The answer to a control request; a garbled one is answered with an `error`."""
     try:
-        return _run(index, params, store_bytes, busy, disk)
+        return _run(index, params, worker, disk)
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         return {"error": f"the control request {dict(params.control or {})!r:.80} is garbled: {error!r}"}
 
 
-def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, disk: DiskTier) -> dict[str, Any]:
+def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskTier) -> dict[str, Any]:
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
     Operations: `stats` (with `own`: of the namespace alone); `check`; `pending` (changes of the disk that are ordered
@@ -35,11 +44,11 @@ def _run(index: KvIndex, params: RequestParams, store_bytes: int, busy: bool, di
         return {name: value for name, value in asdict(index.stats(params.namespace)).items() if value is not None}
     if operation == "stats":
         disk_stats = {"disk_bytes": disk.used_bytes, "disk_capacity_bytes": disk.capacity_bytes}
-        return {**asdict(index.stats()), "store_bytes": store_bytes, **disk_stats}
+        return {**asdict(index.stats()), "store_bytes": worker.store_bytes, **disk_stats, **_on_device(index, worker)}
     if operation == "pending":
         return {"pending": disk.pending}
     if operation == "check":
-        return {"faults": index.check() + _compare(index, store_bytes, busy)}
+        return {"faults": index.check() + _compare(index, worker)}
     if operation == "missing":
         return {"missing": _missing(index, params.namespace, control["chunks"], pinned=bool(control.get("pinned")))}
     if operation == "delete" and control.get("document_id") is not None:
@@ -94,10 +103,24 @@ def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, 
     return missing
 
 
-def _compare(index: KvIndex, store_bytes: int, busy: bool) -> list[str]:
-    if busy:
+def _on_device(index: KvIndex, worker: WorkerState) -> dict[str, int]:
+    copied = [entry for handle in worker.device.handles if (entry := index.by_handle(handle)) is not None]
+    return {
+        "chunks_on_device": sum(entry.chunk_id is not None for entry in copied),
+        "device_bytes": worker.device.used_bytes,
+        "device_capacity_bytes": worker.device_capacity_bytes,
+        "device_hits": worker.device.hits,
+    }
+
+
+def _compare(index: KvIndex, worker: WorkerState) -> list[str]:
+    if worker.busy:
         return []
+    faults = []
     indexed = sum(entry.nbytes for entry in index if entry.ready and entry.handle is not None)
-    if indexed == store_bytes:
-        return []
-    return [f"the index counts {indexed} bytes but the worker holds {store_bytes}"]
+    if indexed != worker.store_bytes:
+        faults.append(f"the index counts {indexed} bytes but the worker holds {worker.store_bytes}")
+    if worker.device.used_bytes > worker.device_capacity_bytes:
+        faults.append(f"copies take {worker.device.used_bytes} bytes of {worker.device_capacity_bytes} on the device")
+    strays = [handle for handle in worker.device.handles if index.by_handle(handle) is None]
+    return faults + [f"the device has a copy of entry {handle}, which is not in memory" for handle in strays]

@@ -47,6 +47,7 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
         recompute_bucket=config.recompute_bucket,
         keep_variants=config.keep_variants,
         compress=config.compression,
+        device_store_bytes=int((config.device_store_gb or 0.0) * GIB),
     )
 
 

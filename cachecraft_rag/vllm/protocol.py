@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 from cachecraft_rag.reuse import Plan, SelectionPolicy
 from cachecraft_rag.store.changes import DiskOrders, DiskReport
+from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.keys import token_bytes
 from cachecraft_rag.store.seen import AttentionStatistics
 
@@ -24,13 +25,14 @@ PlanId = tuple[str, int]
 class PlanMessage:
     """One plan with what the worker needs to carry it out.
 
-    `token_ids`: ids of positions 0 to `plan.end`; `block_ids`: the request's block table.
+    `token_ids`: ids of positions 0 to `plan.end`; `block_ids`: the request's block table; `namespace`: whose it is.
     """
 
     plan_id: PlanId
     plan: Plan
     token_ids: npt.NDArray[np.int64]
     block_ids: npt.NDArray[np.int64]
+    namespace: str = ""
 
 
 @dataclass
@@ -73,6 +75,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
     statistics: dict[int, AttentionStatistics] = field(default_factory=dict)
     store_bytes: int = 0
     disk: DiskReport = field(default_factory=DiskReport)
+    device: DeviceReport = field(default_factory=DeviceReport)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
         """Ranks follow the same plans: times are the slowest rank's, an entry is stored once every rank has it.
@@ -98,6 +101,7 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
             stored=[handle for handle in self.stored if handle in set(other.stored)],
             statistics=self.statistics,
             store_bytes=self.store_bytes + other.store_bytes,
+            device=self.device,
         )
 
 

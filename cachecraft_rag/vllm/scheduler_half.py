@@ -15,10 +15,11 @@ from cachecraft_rag.report import Outcome, RequestReport, Timings
 from cachecraft_rag.reuse import Plan, get_policy, make_plan
 from cachecraft_rag.reuse.policies import recomputes_all
 from cachecraft_rag.store import KvIndex
+from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
 from cachecraft_rag.vllm.chunk_reports import chunk_reports, refused_reports
 from cachecraft_rag.vllm.classify import Classifier, Finding
-from cachecraft_rag.vllm.control import run_control
+from cachecraft_rag.vllm.control import WorkerState, run_control
 from cachecraft_rag.vllm.disk_tier import DiskTier, open_disk
 from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.protocol import (
@@ -89,6 +90,7 @@ class SchedulerHalf:
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
         self._outbox = ConnectorMetadata()
         self._store_bytes = 0
+        self._device = DeviceReport()
         self._room: dict[str, int] = {}  # of the index, by namespace, until the next step
         self._eventual_room: dict[str, int] = {}  # for the same namespaces
 
@@ -110,7 +112,9 @@ class SchedulerHalf:
             state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
         elif params.control is not None:
             busy = bool(self._in_flight) or self._index.has_freed or self._disk.is_reading
-            state.answer = run_control(self._index, params, self._store_bytes, busy=busy, disk=self._disk)
+            capacity = self._settings.device_store_bytes
+            worker = WorkerState(self._store_bytes, self._device, capacity, busy)
+            state.answer = run_control(self._index, params, worker, self._disk)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
         elif request.lora_request is not None:
@@ -178,6 +182,7 @@ class SchedulerHalf:
                 plan=plan,
                 token_ids=state.token_ids[:end].astype(np.int64),
                 block_ids=np.asarray(block_ids, dtype=np.int64),
+                namespace=params.namespace,
             )
         )
         state.lookup_seconds += time.perf_counter() - started
@@ -191,7 +196,7 @@ class SchedulerHalf:
         return metadata
 
     def on_worker_report(self, report: WorkerMetadata) -> None:
-        self._store_bytes = report.store_bytes
+        self._store_bytes, self._device = report.store_bytes, report.device
         self._disk.on_report(report.disk)
         for handle in report.stored:
             self._index.commit(handle, report.statistics.get(handle))

@@ -14,7 +14,7 @@ class ConnectorSettings:
 
     `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier; `recompute_bucket`:
     the number of computed tokens is a multiple of it; `keep_variants`: of each chunk, at most; `compress`: KV is kept
-    in these 8 bits.
+    in these 8 bits; `device_store_bytes`: for copies on the device, of each rank.
     """
 
     store_bytes: int
@@ -32,6 +32,7 @@ class ConnectorSettings:
     recompute_bucket: int = 1
     keep_variants: int = 0
     compress: str | None = None
+    device_store_bytes: int = 0
 
     def to_wire(self) -> dict[str, Any]:
         return {**asdict(self), "head_token_ids": list(self.head_token_ids)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from vllm.config import VllmConfig
 from cachecraft_rag.reuse import CaptureSpan, Plan, StagedSpan, positions_to_runs
 from cachecraft_rag.reuse.plan import PendingChoice
 from cachecraft_rag.reuse.runs import first_rows
+from cachecraft_rag.store.device import DeviceReport, DeviceTier
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
+from cachecraft_rag.store.transfer import Transfer
 from cachecraft_rag.vllm.capture import CaptureRows, Watch
 from cachecraft_rag.vllm.deviation import layers_run_for_deviation, value_deviation
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
@@ -80,12 +82,17 @@ class WorkerHalf:
         disk: DiskStore | None = None,
         *,
         compress: str | None = None,
+        make_tier: Callable[[Transfer], DeviceTier | None] = lambda transfer: None,
     ):
+        """`make_tier`: the tier of copies on the device, filled by the transfer it is given; None for none."""
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         shape = (len(self._forward.layers), spec.num_kv_heads, spec.head_size)
         self._store = HostMemoryStore(*shape, spec.dtype, compress=compress)
-        self._stager = Stager(self._forward, self._store, rotary_specs(model, self._forward.layer_names), device)
+        transfer = Transfer(device, spec.dtype)
+        self._tier = make_tier(transfer)
+        rotary = rotary_specs(model, self._forward.layer_names)
+        self._stager = Stager(self._forward, self._store, rotary, device, transfer, self._tier)
         self._disk = DiskIo(disk, self._store) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])
@@ -98,6 +105,8 @@ class WorkerHalf:
         """Take in what the scheduler half decided, then run one slice."""
         for handle in metadata.freed:
             self._store.free(handle)
+            if self._tier is not None:
+                self._tier.free(handle)
             self._changed = True
         if self._disk is not None:
             self._disk.forget(metadata.freed)
@@ -125,6 +134,7 @@ class WorkerHalf:
             return None
         report, self._report = self._report, WorkerMetadata()
         report.store_bytes = self._store.nbytes
+        report.device = self._tier.report() if self._tier is not None else DeviceReport()
         self._changed = False
         return report
 
@@ -230,6 +240,7 @@ class WorkerHalf:
             running.message = replace(running.message, plan=plan)
         lost = [span for span in plan.staged if self._stager.stored(span) is None]
         there = [span for span in plan.staged if span not in lost]
+        self._stager.note_uses(there, plan.compute, running.message.namespace)
         places = compact_places(plan, there) if plan.pending is not None else None
         self._stager.write(there, running.message.block_ids, places)
         if lost:

@@ -11,6 +11,7 @@ from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, get
 class Item:
     rank: float = -math.inf
     nbytes: int = 10
+    namespace: str = "one"
 
 
 def test_the_least_recently_used_ranks_lowest():
