@@ -117,7 +117,7 @@ class QuestionTokens(_PerChunkPolicy):
 
     The question's rows run once over the reused KV, and their attention ranks the tokens: what the answer will be read
     from is repaired. The first tokens of a chunk are cheap and took the place of the prompt's beginning when the chunk
-    was computed (see docs/benchmarks/quality.md). Where no question follows the chunks: like `first`.
+    was computed behind nothing else (see docs/benchmarks/quality.md). Where no question follows: like `first`.
     """
 
     name = "question"
@@ -130,8 +130,9 @@ class QuestionTokens(_PerChunkPolicy):
             return FirstTokens().scores(context)
         scores = [attention[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
         above = 1.0 + max((float(own.max()) for own in scores), default=0.0)
-        for own in scores:
-            own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
+        for chunk, own in zip(context.chunks, scores, strict=True):
+            if chunk.statistics.get("attention") is None:
+                own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
         return scores
 
 
