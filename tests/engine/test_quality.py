@@ -27,7 +27,7 @@ ASKED = (
     ("Which room is empty?", [5, 0, 3, 2]),
     ("What does Hugo own?", [1, 5, 4, 3]),
 )
-OPTIONS = {"dtype": "float32", "kv_cache_gb": 0.5, "cpu_store_gb": 0.5, "max_model_len": 2048}
+OPTIONS = {"dtype": "float32", "kv_cache_gb": 0.5, "cpu_store_gb": 0.5, "max_model_len": 2048, "keep_variants": 1}
 
 
 @pytest.fixture(scope="module")
