@@ -253,7 +253,8 @@ class SchedulerHalf:
             bucket=1 if params.prewarm else self._settings.recompute_bucket,
         )
         if num_computed_tokens == 0 and plan.compute.size == end:  # nothing of it was repaired, so all of it is exact
-            plan = replace(plan, captures=plan.captures + tuple(self._variants.reserve(params, state.token_ids[:end])))
+            variants = self._variants.reserve(params, state.token_ids, end)
+            plan = replace(plan, captures=(*plan.captures, *variants))
         if params.prewarm and not plan.captures:
             # There is nothing to learn from this request, and nobody reads its blocks.
             plan = replace(plan, compute=np.empty(0, dtype=np.int64), staged=())

@@ -64,10 +64,10 @@ class VariantKeeper:
         self._limit = limit
         self._min_chunk_tokens = min_chunk_tokens
 
-    def reserve(self, params: RequestParams, token_ids: Ids) -> list[CaptureSpan]:
-        """Set room aside for the chunks of a prompt that is computed in full; their entries are acquired.
+    def reserve(self, params: RequestParams, token_ids: Ids, end: int) -> list[CaptureSpan]:
+        """Set room aside for the chunks of a prompt that is computed in full up to `end`; their entries are acquired.
 
-        Nothing for a prompt with another head, and for a first chunk: its KV is canonical.
+        Nothing for a prompt with another head, for a first chunk, whose KV is canonical, and for one cut off by `end`.
         """
         head = self._head.size
         if self._limit == 0 or not np.array_equal(token_ids[:head], self._head):
@@ -80,7 +80,7 @@ class VariantKeeper:
             if start >= stop:
                 continue
             ids = token_ids[start:stop]
-            if chunk_id is not None and pieces and stop - start >= self._min_chunk_tokens:
+            if chunk_id is not None and pieces and stop <= end and stop - start >= self._min_chunk_tokens:
                 entry = self._reserve(params.namespace, ids, start, (chunk_id, digest), pieces, keys)
                 if entry is not None and entry.handle is not None:
                     self._index.acquire(entry)

@@ -20,7 +20,7 @@ def params_of(*pieces):
         name = f"id-{piece[0]}" if len(piece) >= 10 else None
         segments.append((len(ids), len(ids) + len(piece), name, name, "a.md" if name else None))
         ids += piece
-    return RequestParams("tenant", "all", 1.0, 1, tuple(segments)), np.array(ids, dtype=np.int32)
+    return RequestParams("tenant", "all", 1.0, 1, tuple(segments)), np.array(ids, dtype=np.int32), len(ids) - 1
 
 
 def statistics(pieces, tokens=20, inter=1.0):
@@ -62,6 +62,11 @@ def test_all_chunks_behind_others_are_kept_with_what_is_in_front(index):
 def test_text_behind_the_head_in_its_own_segment_is_in_front(index):
     (span,) = keeper_of(index).reserve(*params_of((*HEAD, 60, 61), A, QUESTION))
     assert span.pieces == ((4, 6),)
+
+
+def test_a_chunk_whose_last_token_vllm_computes_is_not_kept(index):
+    assert keeper_of(index).reserve(*params_of(HEAD, A, B)) == []
+    assert len(keeper_of(index).reserve(*params_of(HEAD, A, B, C))) == 1
 
 
 def test_nothing_is_kept_behind_another_head_or_without_a_limit(index):
