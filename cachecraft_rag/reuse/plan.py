@@ -112,7 +112,12 @@ class Plan:
         waiting = self.pending
         assert waiting is not None
         context = SelectionContext(self.end, waiting.chunks, attention, deviation)
-        chosen = select(get_policy(waiting.policy), context, waiting.ratio, waiting.min_run)
+        return self.choose_again(select(get_policy(waiting.policy), context, waiting.ratio, waiting.min_run))
+
+    def choose_again(self, chosen: npt.NDArray[np.integer[Any]]) -> Plan:
+        """The plan with these positions computed as well, as far as they lie in its range."""
+        waiting = self.pending
+        assert waiting is not None
         mask = np.zeros(self.end, dtype=bool)
         mask[chosen[(chosen >= self.num_computed_tokens) & (chosen < self.end)]] = True
         mask[self.compute] = True

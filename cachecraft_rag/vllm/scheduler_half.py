@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from cachecraft_rag.report import Outcome, RequestReport, Timings
+from cachecraft_rag.report import Outcome
 from cachecraft_rag.reuse import Plan, get_policy, make_plan
 from cachecraft_rag.reuse.policies import recomputes_all
 from cachecraft_rag.store import KvIndex
 from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
-from cachecraft_rag.vllm.chunk_reports import chunk_reports, refused_reports
+from cachecraft_rag.vllm.choices import RememberedChoices
 from cachecraft_rag.vllm.classify import Classifier, Finding
 from cachecraft_rag.vllm.control import WorkerState, run_control
 from cachecraft_rag.vllm.disk_tier import DiskTier, open_disk
@@ -26,33 +25,16 @@ from cachecraft_rag.vllm.protocol import (
     ConnectorMetadata,
     PlanId,
     PlanMessage,
-    PlanResult,
     RequestParams,
     WorkerMetadata,
     prompt_digest,
 )
+from cachecraft_rag.vllm.request_state import RequestState
 from cachecraft_rag.vllm.salts import is_valid_salt
 from cachecraft_rag.vllm.settings import ConnectorSettings
 from cachecraft_rag.vllm.variants import VariantKeeper
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class _RequestState:
-    """What is known of a chunk request from its arrival to its end. `refusal`: why nothing of it may be reused."""
-
-    params: RequestParams
-    token_ids: npt.NDArray[np.int32]
-    refusal: str | None = None
-    answer: dict[str, Any] | None = None
-    plan_id: PlanId | None = None
-    plan: Plan | None = None
-    findings: list[Finding] = field(default_factory=list)
-    result: PlanResult | None = None
-    prefix_cache_tokens: int = 0
-    lookup_seconds: float = 0.0
-    plans: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +68,10 @@ class SchedulerHalf:
             disk=self._disk,
             lossless=settings.compress is None,
         )
-        self._requests: dict[str, _RequestState] = {}
+        self._requests: dict[str, RequestState] = {}
         self._in_flight: dict[PlanId, _PlanInFlight] = {}
         self._outbox = ConnectorMetadata()
+        self._choices = RememberedChoices()
         self._store_bytes = 0
         self._device = DeviceReport()
         self._room: dict[str, int] = {}  # of the index, by namespace, until the next step
@@ -105,9 +88,9 @@ class SchedulerHalf:
             params = replace(params, prompt=prompt_digest(get_policy(params.policy), token_ids))
         except ValueError as error:
             empty = RequestParams("", "none", 0.0, 1, ())
-            self._requests[request.request_id] = _RequestState(empty, token_ids, refusal=str(error))
+            self._requests[request.request_id] = RequestState(empty, token_ids, refusal=str(error))
             return
-        state = _RequestState(params, token_ids)
+        state = RequestState(params, token_ids, request.cache_salt)
         if not is_valid_salt(self._settings.secret, params, request.cache_salt):
             state.refusal = "its cache_salt does not keep its repaired KV apart from plain requests"
         elif params.control is not None:
@@ -156,7 +139,7 @@ class SchedulerHalf:
             store=not self._settings.read_only and (params.prewarm or self._settings.store_misses),
             lower=num_computed_tokens,
             upper=end,
-            read_from=self._read_from(params, num_computed_tokens),
+            read_from=self._read_from(state, num_computed_tokens),
         )
         plan = self._plan(state, num_computed_tokens, end)
         variants = tuple(span.handle for span in plan.captures if span.pieces)
@@ -216,6 +199,7 @@ class SchedulerHalf:
             if state is not None:
                 state.result = result
                 if result.chosen is not None and state.plan is not None:
+                    self._choices.add(state.salt, state.plan.num_computed_tokens, result.chosen)
                     state.plan = replace(state.plan, compute=result.chosen, pending=None)
 
     def request_finished(self, request: Any) -> dict[str, Any] | None:
@@ -228,7 +212,7 @@ class SchedulerHalf:
             self._outbox.cancelled.append(state.plan_id)
         if state.answer is not None:
             return {"cachecraft": {"answer": state.answer}}
-        return {"cachecraft": {"report": self._report(request, state).to_dict()}}
+        return {"cachecraft": {"report": state.report(request.request_id).to_dict()}}
 
     def _lacks_room(self, params: RequestParams) -> bool:
         """Whether a prewarm should wait until others are computed and written, so that they can leave memory."""
@@ -240,7 +224,7 @@ class SchedulerHalf:
             self._eventual_room[name] = self._index.room(name, eventually=True)
         return self._room[name] < self._classifier.bytes_to_store(params) <= self._eventual_room[name]
 
-    def _plan(self, state: _RequestState, num_computed_tokens: int, end: int) -> Plan:
+    def _plan(self, state: RequestState, num_computed_tokens: int, end: int) -> Plan:
         params = state.params
         segments = [finding.segment for finding in state.findings]
         plan = make_plan(
@@ -252,6 +236,9 @@ class SchedulerHalf:
             min_run=params.min_run,
             bucket=1 if params.prewarm else self._settings.recompute_bucket,
         )
+        remembered = self._choices.get(state.salt)
+        if plan.pending is not None and remembered is not None:
+            plan = plan.choose_again(remembered)
         if num_computed_tokens == 0 and plan.compute.size == end:  # nothing of it was repaired, so all of it is exact
             variants = self._variants.reserve(params, state.token_ids, end)
             plan = replace(plan, captures=(*plan.captures, *variants))
@@ -260,7 +247,7 @@ class SchedulerHalf:
             plan = replace(plan, compute=np.empty(0, dtype=np.int64), staged=())
         return plan
 
-    def _found_all_in_prefix_cache(self, request: Any, state: _RequestState) -> None:
+    def _found_all_in_prefix_cache(self, request: Any, state: RequestState) -> None:
         tokens = request.num_prompt_tokens
         state.prefix_cache_tokens = tokens - 1
         state.findings = self._classifier.classify(
@@ -271,12 +258,13 @@ class SchedulerHalf:
             if finding.segment.handle is not None:
                 self._index.release(finding.segment.handle)
 
-    def _read_from(self, params: RequestParams, num_computed_tokens: int) -> int | None:
+    def _read_from(self, state: RequestState, num_computed_tokens: int) -> int | None:
         """The first position whose stored KV is looked at. A pass ahead looks at what lies in blocks, too."""
-        if not _reads(params):
+        if not _reads(state.params):
             return None
-        policy = get_policy(params.policy)
-        return 0 if policy.needs_question_pass or policy.needs_deviation_pass else num_computed_tokens
+        policy = get_policy(state.params.policy)
+        passes = policy.needs_question_pass or policy.needs_deviation_pass
+        return 0 if passes and self._choices.get(state.salt) is None else num_computed_tokens
 
     def _count_uses(self, findings: Sequence[Finding], plan: Plan | None) -> None:
         """Tell the eviction policy what was used, and how much of it had to be recomputed."""
@@ -286,46 +274,6 @@ class SchedulerHalf:
             if entry is not None:
                 computed = 0 if plan is None else np.ptp(np.searchsorted(plan.compute, (segment.start, segment.stop)))
                 self._index.touch(entry, float(computed) / (segment.stop - segment.start))
-
-    def _report(self, request: Any, state: _RequestState) -> RequestReport:
-        params = state.params
-        tokens = state.token_ids.size
-        common = {
-            "request_id": request.request_id,
-            "policy": params.policy,
-            "ratio": params.ratio,
-            "prompt_tokens": tokens,
-            "replans": max(state.plans - 1, 0),
-        }
-        if state.refusal is not None or not state.findings:
-            reason = state.refusal or "it ended before it was scheduled"
-            return RequestReport(
-                **common,
-                prefix_cache_tokens=0,
-                computed_tokens=tokens,
-                chunks=refused_reports(params, reason),
-                warnings=() if params.segments else (reason,),
-            )
-        result = state.result
-        missing = result.missing if result is not None else {}
-        computed = state.plan.compute.size if state.plan is not None else 0
-        if result is not None:
-            computed = result.computed_tokens
-        end = state.plan.end if state.plan is not None else tokens - 1
-        return RequestReport(
-            **common,
-            prefix_cache_tokens=state.prefix_cache_tokens,
-            computed_tokens=computed + tokens - end,
-            chunks=chunk_reports(params, state.findings, state.plan, state.prefix_cache_tokens, missing),
-            timings=Timings(
-                lookup=state.lookup_seconds,
-                staging=result.staging_seconds if result is not None else 0.0,
-                recompute=result.compute_seconds if result is not None else 0.0,
-            ),
-            slices=result.slices if result is not None else 0,
-            selection_tokens=result.selection_tokens if result is not None else 0.0,
-            variants_stored=sum(bool(span.pieces) for span in state.plan.captures) if result and state.plan else 0,
-        )
 
 
 def _reads(params: RequestParams) -> bool:

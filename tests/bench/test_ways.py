@@ -1,7 +1,7 @@
 import pytest
 
 from cachecraft_rag.bench.quality.data import Passage, Question
-from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NAIVE, NO_CONTEXT, Variant
+from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant
 from cachecraft_rag.bench.quality.ways import Ways
 
 PASSAGES = [Passage("", f"passage {number}") for number in range(4)]
@@ -35,14 +35,6 @@ def test_a_policy_gets_its_options(ways):
     way = ways.way(1, Variant("random", 0.3))
     assert way.options == {"policy": "random", "recompute_ratio": 0.3, "min_run": 2}
     assert way.apart("x") == way  # its salt is made from its options
-
-
-def test_only_a_policy_that_looks_ahead_sees_what_is_cached(ways):
-    seeing = {
-        name for name in ("first", "random", "question", "deviation") if ways.way(0, Variant(name, 0.3)).sees_cache
-    }
-    assert seeing == {"question", "deviation"}
-    assert not ways.way(0, NAIVE).sees_cache
 
 
 def test_the_key_of_reordering_depends_on_earlier_questions(ways):

@@ -62,6 +62,7 @@ def test_another_question_never_finds_its_blocks(engine, passages):
     assert engine.generate(second, **options).report.prefix_cache_tokens == 0
     again = engine.generate(first, **options)
     assert again.report.prefix_cache_tokens > 0
+    assert again.report.selection_tokens == 0, "the choice is remembered"
 
 
 def test_many_at_once_are_as_one_by_one(sliced_engine, passages):

@@ -134,25 +134,17 @@ class Measurer:
                 self._add(number, one.variant, record)
             else:
                 parted.append((one, record))
-        for (one, record), answer in in_flight(self._free_starts(parted), self._together):
+        free = ((one, self._free_start(one[0].way)) for one in parted)
+        for (one, record), answer in in_flight(free, self._together):
             self._add(number, one.variant, replace(record, answer=answer.text, token_ids=answer.token_ids))
 
     def _start_forced(self, way: Way, full: _Reference) -> Pending[Said]:
         self._send_before(way)
         return self._forced.submit_forced(way.prompt, full.record.token_ids, **way.options)
 
-    def _free_starts(
-        self, parted: Sequence[tuple[_Asked, Record]]
-    ) -> Iterator[tuple[tuple[_Asked, Record], Callable[[], Pending[Answer]]]]:
-        """Those first that may use the blocks which their forced answers left behind, for they would be the same."""
-        forgotten = False
-        for one, record in sorted(parted, key=lambda entry: entry[0].way.sees_cache):
-            if one.way.sees_cache and not forgotten:
-                self._forced.forget_prompts()
-                forgotten = True
-            way = one.way
-            start = partial(self._forced.engine.submit, way.prompt, max_tokens=self._max_tokens, **way.options)
-            yield (one, record), start
+    def _free_start(self, way: Way) -> Callable[[], Pending[Answer]]:
+        """Its forced answer left blocks behind that are its own: the same KV, found again."""
+        return partial(self._forced.engine.submit, way.prompt, max_tokens=self._max_tokens, **way.options)
 
     def _time(self, number: int, variants: Iterable[Variant]) -> None:
         """One by one, each behind nothing but its own earlier prompts."""

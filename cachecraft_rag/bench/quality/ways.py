@@ -14,7 +14,6 @@ from cachecraft_rag.bench.quality.prompts import ask, ask_without_context
 from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NO_CONTEXT, Variant
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.prompt import ChunkPrompt
-from cachecraft_rag.reuse import get_policy
 
 _PLAIN: Mapping[str, Any] = {"reuse": False}
 _FRESH: Mapping[str, Any] = {"reuse": False, "fresh": True}
@@ -22,15 +21,11 @@ _FRESH: Mapping[str, Any] = {"reuse": False, "fresh": True}
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`before`: a prompt whose KV vLLM's prefix cache must hold when `prompt` is sent.
-
-    `sees_cache`: what the cache holds of the prompt changes the choice of what is recomputed.
-    """
+    """`before`: a prompt whose KV vLLM's prefix cache must hold when `prompt` is sent."""
 
     prompt: ChunkPrompt
     options: Mapping[str, Any]
     before: ChunkPrompt | None = None
-    sees_cache: bool = False
 
     def apart(self, salt: str) -> Way:
         """The same where plain requests share vLLM's prefix cache only with those of that salt."""
@@ -69,9 +64,7 @@ class Ways:
             assert donor is not None
             return Way(self._reordered_prompt(number), _PLAIN, self._reordered_prompt(donor))
         options = {"policy": variant.name, "recompute_ratio": variant.ratio, "min_run": self.min_run}
-        policy = get_policy(variant.name)
-        sees_cache = policy.needs_question_pass or policy.needs_deviation_pass
-        return Way(ask(self.chunks[number], question), options, sees_cache=sees_cache)
+        return Way(ask(self.chunks[number], question), options)
 
     def stored_order(self, number: int) -> list[Chunk]:
         """The order, another than the question's, that variants of its passages are computed in."""
