@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
-from cachecraft_rag.vllm.device_memory import make_tier
+from cachecraft_rag.vllm.device_memory import DeviceMemory, make_tier, make_transfer
 from cachecraft_rag.vllm.disk_tier import open_disk
 from cachecraft_rag.vllm.identity import key_maker
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, WorkerMetadata
@@ -40,13 +39,15 @@ class CachecraftConnector(KVConnectorBase_V1):
             settings = ConnectorSettings.from_vllm_config(vllm_config)
             self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
 
-    def bind_model(self, model: torch.nn.Module, device: torch.device, memory: torch.Tensor | None) -> None:
+    def bind_model(self, model: torch.nn.Module, device: torch.device, memory: DeviceMemory) -> None:
         """Worker side, once, after the model is loaded and the paged cache is allocated.
 
-        `memory`: what was reserved on the device for copies of chunks.
+        `memory`: what was reserved on the device.
         """
         settings = ConnectorSettings.from_vllm_config(self._vllm_config)
         disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config))
+        dtype = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.dtype
+        transfer = make_transfer(memory, device, dtype)
         self._worker = WorkerHalf(
             self._vllm_config,
             self._kv_cache_config,
@@ -54,7 +55,8 @@ class CachecraftConnector(KVConnectorBase_V1):
             device,
             disk,
             compress=settings.compress,
-            make_tier=partial(make_tier, settings, self._kv_cache_config, memory),
+            transfer=transfer,
+            tier=make_tier(settings, self._kv_cache_config, memory, transfer),
         )
 
     # Scheduler side
@@ -116,7 +118,7 @@ class CachecraftConnector(KVConnectorBase_V1):
         return self._worker
 
 
-def bind_loaded_model(worker: Any, memory: torch.Tensor | None) -> None:
+def bind_loaded_model(worker: Any, memory: DeviceMemory) -> None:
     """Give the connector of this process the model that `worker` (one of vLLM's) has loaded."""
     connector = get_kv_transfer_group()
     assert isinstance(connector, CachecraftConnector)

@@ -13,8 +13,8 @@ from cachecraft_rag.vllm.device_memory import reserve
 class CachecraftGPUWorker(Worker):
     def load_model(self, **options: Any) -> None:
         super().load_model(**options)
-        self._copies_memory = reserve(self)
+        self._device_memory = reserve(self)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
-        bind_loaded_model(self, self._copies_memory)
+        bind_loaded_model(self, self._device_memory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from cachecraft_rag.store.device import DeviceReport, DeviceTier
 from cachecraft_rag.store.disk import DiskStore
 from cachecraft_rag.store.disk_io import DiskIo
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
-from cachecraft_rag.store.transfer import Transfer
+from cachecraft_rag.store.transfer import DirectTransfer, Transfer
 from cachecraft_rag.vllm.capture import CaptureRows, Watch
 from cachecraft_rag.vllm.deviation import layers_run_for_deviation, value_deviation
 from cachecraft_rag.vllm.forward import SelectiveForward, SlicePart
@@ -82,17 +82,18 @@ class WorkerHalf:
         disk: DiskStore | None = None,
         *,
         compress: str | None = None,
-        make_tier: Callable[[Transfer], DeviceTier | None] = lambda transfer: None,
+        transfer: Transfer | None = None,
+        tier: DeviceTier | None = None,
     ):
-        """`make_tier`: the tier of copies on the device, filled by the transfer it is given; None for none."""
+        """`transfer`: from host memory to the device, None for plain copies; `tier`: of copies there, if any."""
         self._forward = SelectiveForward(vllm_config, kv_cache_config, model, device)
         spec = kv_cache_config.kv_cache_groups[0].kv_cache_spec
         shape = (len(self._forward.layers), spec.num_kv_heads, spec.head_size)
         self._store = HostMemoryStore(*shape, spec.dtype, compress=compress)
-        transfer = Transfer(device, spec.dtype)
-        self._tier = make_tier(transfer)
+        self._tier = tier
         rotary = rotary_specs(model, self._forward.layer_names)
-        self._stager = Stager(self._forward, self._store, rotary, device, transfer, self._tier)
+        transfer = transfer or DirectTransfer(device, spec.dtype)
+        self._stager = Stager(self._forward, self._store, rotary, device, transfer, tier)
         self._disk = DiskIo(disk, self._store) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])

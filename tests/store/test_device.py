@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cachecraft_rag.store.device import DeviceTier
 from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
-from cachecraft_rag.store.transfer import Transfer
+from cachecraft_rag.store.transfer import DirectTransfer
 
 SHAPE = (3, 2, 4)  # layers, heads, size
 ROW = 2 * 3 * 2 * 4 * 4  # bytes of a token
@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 def make(rows, eviction=None, *, spare=0, dtype=torch.float32, limit=None, **options):
     memory = torch.zeros(rows * ROW * dtype.itemsize // 4 + spare, dtype=torch.uint8)
-    return DeviceTier(memory, SHAPE, dtype, Transfer(CPU, dtype, limit), eviction or LeastRecentlyUsed(), **options)
+    return DeviceTier(
+        memory, SHAPE, dtype, DirectTransfer(CPU, dtype, limit), eviction or LeastRecentlyUsed(), **options
+    )
 
 
 def kv_of(tokens, number, dtype=torch.float32):

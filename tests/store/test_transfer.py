@@ -3,18 +3,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachecraft_rag.store.memory import HostMemoryStore
-from cachecraft_rag.store.transfer import Transfer, cut
+from cachecraft_rag.store.transfer import DirectTransfer, cut
 
 sizes = st.integers(1, 30)
 
 
-@given(sizes, sizes, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 5000)))
-def test_pieces_cover_all_once_and_keep_the_limit(layers, rows, row_bytes, limit):
+@given(sizes, sizes, st.integers(1, 200), st.one_of(st.none(), st.integers(1, 5000)), st.integers(0, 300))
+def test_pieces_cover_all_once_and_keep_the_limit(layers, rows, row_bytes, limit, layer_bytes):
     seen = torch.zeros(layers, rows, dtype=torch.int64)
-    for some, part in cut(layers, rows, row_bytes, limit):
-        count = (some.stop - some.start) * (part.stop - part.start)
-        assert count > 0
-        assert limit is None or count * row_bytes <= limit or count == 1
+    for some, part in cut(layers, rows, row_bytes, limit, layer_bytes):
+        of_layers, of_rows = some.stop - some.start, part.stop - part.start
+        assert of_layers * of_rows > 0
+        nbytes = of_layers * (of_rows * row_bytes + layer_bytes)
+        assert limit is None or nbytes <= limit or of_layers == of_rows == 1
         seen[some, part] += 1
     assert torch.all(seen == 1)
 
@@ -35,7 +36,7 @@ def test_what_arrives_is_what_was_stored(start, count, limit):
     kv = store.allocate(20)
     kv.data.copy_(torch.arange(kv.data.numel(), dtype=torch.float32).view(kv.data.shape))
     arrived = torch.zeros(3, 2, count, 2, 4)
-    for piece in Transfer(torch.device("cpu"), torch.float32, limit).pieces(kv, slice(start, start + count)):
+    for piece in DirectTransfer(torch.device("cpu"), torch.float32, limit).pieces(kv, slice(start, start + count)):
         arrived[piece.layers, 0, piece.rows] = piece.key
         arrived[piece.layers, 1, piece.rows] = piece.value
     assert torch.equal(arrived, kv.data[:, :, start : start + count])

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from cachecraft_rag.errors import InvalidInput
-from cachecraft_rag.store.transfer import Transfer
-from cachecraft_rag.vllm.device_memory import make_tier, reserve
+from cachecraft_rag.store.ring import RingTransfer, Slot
+from cachecraft_rag.store.transfer import PIECE_BYTES, DirectTransfer
+from cachecraft_rag.vllm import device_memory
+from cachecraft_rag.vllm.device_memory import DeviceMemory, make_tier, make_transfer, reserve
 from cachecraft_rag.vllm.settings import ConnectorSettings
 
 GIB = 1 << 30
@@ -45,12 +47,13 @@ def worker(monkeypatch):
 
 
 def test_nothing_is_reserved_unless_it_was_asked_for(worker):
-    assert reserve(worker(0)) is None
+    memory = reserve(worker(0))
+    assert (memory.copies, memory.slots) == (None, ())
 
 
 @pytest.mark.parametrize(("gib", "paged"), [(7, None), (7.9, None), (7, 4), (3.9, 8)])
 def test_all_of_it_is_reserved_at_once(worker, gib, paged):
-    memory = reserve(worker(gib, paged))
+    memory = reserve(worker(gib, paged)).copies
     assert (memory.dtype, memory.shape) == (torch.uint8, (int(gib * GIB),))
     assert memory.device.type == "meta"
 
@@ -70,19 +73,34 @@ def test_what_leaves_nothing_for_vllm_is_refused_with_what_is_there(worker, gib,
 
 def test_on_a_cpu_pages_are_taken_as_they_are_written(worker, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "get_memory_info", None)
-    assert reserve(worker(1, device="cpu")).numel() == GIB
+    assert reserve(worker(1, device="cpu")).copies.numel() == GIB
 
 
 def test_the_tier_has_the_models_shape_and_the_engines_policy():
     spec = SimpleNamespace(num_kv_heads=2, head_size=4, dtype=torch.bfloat16)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["a", "b", "c"], kv_cache_spec=spec)])
-    transfer = Transfer(torch.device("cpu"), torch.bfloat16)
+    transfer = DirectTransfer(torch.device("cpu"), torch.bfloat16)
     settings = settings_of(0, eviction="lru", namespace_share=0.5)
-    tier = make_tier(settings, cache, torch.zeros(1000, dtype=torch.uint8), transfer)
+    tier = make_tier(settings, cache, DeviceMemory(torch.zeros(1000, dtype=torch.uint8), ()), transfer)
     assert tier.capacity_bytes == 1000 // 96 * 96
     assert tier._eviction.name == "lru"
     assert tier._quota == tier.capacity_bytes // 2
-    assert make_tier(settings, cache, None, transfer) is None
+    assert make_tier(settings, cache, DeviceMemory(None, ()), transfer) is None
+
+
+@pytest.mark.parametrize(("device", "limit"), [("cpu", None), ("meta", PIECE_BYTES)])
+def test_without_slots_copies_are_plain_and_on_a_cpu_there_are_none(device, limit):
+    transfer = make_transfer(DeviceMemory(None, ()), torch.device(device), torch.bfloat16)
+    assert isinstance(transfer, DirectTransfer)
+    assert transfer._piece_bytes == limit
+
+
+def test_with_slots_they_go_through_the_ring(monkeypatch):
+    monkeypatch.setattr(device_memory, "CudaLane", lambda device: f"lane to {device}")
+    slot = Slot(torch.zeros(100, dtype=torch.uint8), torch.zeros(100, dtype=torch.uint8))
+    transfer = make_transfer(DeviceMemory(None, (slot, slot)), torch.device("meta"), torch.bfloat16)
+    assert isinstance(transfer, RingTransfer)
+    assert transfer._lane == "lane to meta"
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])

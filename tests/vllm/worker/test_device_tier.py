@@ -6,6 +6,7 @@ import torch
 from cachecraft_rag.reuse import CaptureSpan, StagedSpan
 from cachecraft_rag.store.device import DeviceTier
 from cachecraft_rag.store.eviction import LeastRecentlyUsed
+from cachecraft_rag.store.transfer import DirectTransfer
 
 ROW = 2 * 2 * 1 * 4 * 4
 
@@ -14,11 +15,9 @@ ROW = 2 * 2 * 1 * 4 * 4
 def worker(make_worker):
     """With room for ten tokens on the device."""
 
-    def make_tier(transfer):
-        memory = torch.zeros(10 * ROW, dtype=torch.uint8)
-        return DeviceTier(memory, (2, 1, 4), torch.float32, transfer, LeastRecentlyUsed())
-
-    return make_worker(make_tier=make_tier)
+    memory = torch.zeros(10 * ROW, dtype=torch.uint8)
+    transfer = DirectTransfer(torch.device("cpu"), torch.float32)
+    return make_worker(tier=DeviceTier(memory, (2, 1, 4), torch.float32, transfer, LeastRecentlyUsed()))
 
 
 def ask(worker, handle, tokens, compute=()):

@@ -1,10 +1,13 @@
 """What is stored is written into a request's blocks; what is lost is computed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 from cachecraft_rag.reuse import Plan, StagedSpan
+from cachecraft_rag.store.transfer import DirectTransfer
 from cachecraft_rag.vllm import staging
 from cachecraft_rag.vllm.protocol import PlanMessage
 
@@ -94,6 +97,23 @@ def test_layers_without_rotation_are_left_alone(worker, monkeypatch):
     rows = []
     worker.run_all(worker.message("a", [], end=9, staged=[StagedSpan(5, 0, 5, 9, delta=5)]))
     assert [(layer, float(key)) for layer, key in rows] == [(0, 500.0), (1, 505.0)]
+
+
+@pytest.mark.parametrize("piece_bytes", [32, 100, 200, 10_000])
+def test_pieces_of_any_size_come_to_the_same(make_worker, monkeypatch, piece_bytes):
+    worker = make_worker(transfer=DirectTransfer(torch.device("cpu"), torch.float32, piece_bytes))
+    worker.stored_piece(5, 6)
+    monkeypatch.setattr(staging, "rotate", lambda key, spec, delta: key + spec)
+    monkeypatch.setattr(worker.forward, "write", partial(note, worker.forward))
+    worker.half._stager._rotary = [None, 7.0]
+    worker.run_all(worker.message("a", [0, 1, 8], staged=[StagedSpan(5, 1, 3, 8, 1)]))
+    assert worker.cached(0, range(3, 8)) == [*range(501, 506)]
+    assert worker.cached(0, range(3, 8), layer=1) == [*range(508, 513)]
+
+
+def note(forward, layer, key, value, slot_mapping):
+    """What was written as K; here it is not equal to V."""
+    forward.cache[layer, slot_mapping] = key[:, 0, 0]
 
 
 @pytest.mark.parametrize(("compress", "error"), [("int8", 505 / 254), ("fp8", 505 / 16)])
