@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from cachecraft_rag.cli_bench import bench_app
+from cachecraft_rag.cli_calibrate import calibrate_app
 from cachecraft_rag.cli_options import INEXACT, Compress, Count, Docs, DType, Html, Json, Model, Policy, Ratio, finish
 from cachecraft_rag.cli_store import store_app
 from cachecraft_rag.errors import CachecraftError, InvalidInput
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(store_app, name="store")
+app.add_typer(calibrate_app)
 
 
 @app.command()

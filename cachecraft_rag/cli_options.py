@@ -36,6 +36,22 @@ Json = Annotated[Path | None, typer.Option("--json", callback=output_path, help=
 Html = Annotated[Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")]
 
 
+def listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def shares(text: str) -> list[float]:
+    """Numbers with commas."""
+    return [_number(share) for share in listed(text)]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidInput(f"ratio {text!r} is not a number: give shares with commas, such as 0.05,0.15") from None
+
+
 def finish(result: Any, json_file: Path | None) -> None:
     """Print a result, and write it as JSON where that was asked for."""
     typer.echo(str(result))

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cachecraft_rag.cli_options import Compress, DType, Json, Model, finish, output_path
-from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.cli_options import Compress, DType, Json, Model, finish, listed, output_path, shares
 
 quality_app = typer.Typer()
 
@@ -71,8 +70,8 @@ def quality(
     result = bench_quality(
         model_folder(model),
         questions,
-        policies=_listed(policies),
-        ratios=[_number(ratio) for ratio in _listed(ratios)],
+        policies=listed(policies),
+        ratios=shares(ratios),
         limit=limit,
         max_tokens=max_tokens,
         min_run=min_run,
@@ -102,14 +101,3 @@ def plot(
 
     for path in write_page(files, out):
         typer.echo(path)
-
-
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidInput(f"ratio {text!r} is not a number: give shares with commas, such as 0.05,0.15") from None

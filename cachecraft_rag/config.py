@@ -18,6 +18,7 @@ CPU_STORE_GB_VARIABLE = "CACHECRAFT_CPU_STORE_GB"
 STORE_DIR_VARIABLE = "CACHECRAFT_STORE_DIR"
 DISK_STORE_GB_VARIABLE = "CACHECRAFT_DISK_STORE_GB"
 MAX_NAMESPACE_CHARS = 128
+DEFAULT_POLICY = "first"
 
 
 def _share(name: str, value: object) -> float:
@@ -62,15 +63,20 @@ def _store_dir() -> str | None:
     return os.environ.get(STORE_DIR_VARIABLE, "").strip() or None
 
 
+default_recompute_ratio = _from_environment(RECOMPUTE_RATIO_VARIABLE, 0.15, _share)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """Options of a `ChunkEngine`. Explicit arguments win over the environment, the environment over the defaults."""
 
     model: str = field(kw_only=False)  # Hugging Face name or folder
     dtype: DType = "auto"
-    policy: str = "first"  # which tokens of reused chunks are recomputed
-    # How large a share of them. 0: none, 1: all, which is exact.
-    recompute_ratio: float = field(default_factory=_from_environment(RECOMPUTE_RATIO_VARIABLE, 0.15, _share))
+    # Which tokens of reused chunks are recomputed, and how large a share of them. 0: none, 1: all, which is exact.
+    # Where both are None: what `cachecraft calibrate` chose for the model in `store_dir`. Where there is no such
+    # choice, or only one is None: DEFAULT_POLICY, and the ratio of the environment, or else 0.15.
+    policy: str | None = None
+    recompute_ratio: float | None = None
     min_run: int = 1  # neighbouring tokens that a policy's choice is rounded up to
     min_chunk_tokens: int = 16  # smaller chunks are never cached, and reported as refused
     # GiB of host memory for the KV of chunks.
@@ -117,8 +123,12 @@ class EngineConfig:
         self._check_text("model", "give the name or the folder of a Hugging Face model")
         if self.dtype not in get_args(DType):
             raise InvalidInput(f"dtype={self.dtype!r} is not supported: give one of {', '.join(get_args(DType))}")
-        self._check_text("policy", 'give the name of a selection policy, such as "first"')
-        self._set("recompute_ratio", _share("recompute_ratio", self.recompute_ratio))
+        if self.policy is not None:
+            self._check_text("policy", 'give the name of a selection policy, such as "first"')
+        if self.recompute_ratio is None:
+            default_recompute_ratio()  # a malformed variable is named here, and not when the engine has started
+        else:
+            self._set("recompute_ratio", _share("recompute_ratio", self.recompute_ratio))
         self._check_int("min_run", 1)
         self._check_int("recompute_bucket", 1)
         self._check_int("keep_variants", 0)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +15,7 @@ from cachecraft_rag.answer import Answer, Delta, PrewarmReport, VariantsReport
 from cachecraft_rag.background import BackgroundLoop
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.closing import Closing
-from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
 from cachecraft_rag.errors import EngineClosed, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import RequestReport
@@ -47,7 +48,7 @@ class ChunkEngine(Closing):
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(config, **options)
         if isinstance(config, EngineConfig) and options:
             self.config = replace(config, **options)
-        get_policy(self.config.policy)
+        get_policy(self.config.policy or DEFAULT_POLICY)
         from cachecraft_rag.vllm.client import EngineClient
 
         self._last_report: RequestReport | None = None
@@ -67,6 +68,21 @@ class ChunkEngine(Closing):
     def model_name(self) -> str:
         """The model's name or folder, as it was given."""
         return self.config.model
+
+    @property
+    def policy(self) -> str:
+        """Which tokens of reused chunks are recomputed where a request does not say."""
+        return self._client.policy
+
+    @property
+    def recompute_ratio(self) -> float:
+        """How large a share of them, where a request does not say."""
+        return self._client.recompute_ratio
+
+    @property
+    def model_store_dir(self) -> Path | None:
+        """The folder of this model's caches in `store_dir`, None without one."""
+        return self._client.model_store_dir
 
     @property
     def max_model_len(self) -> int:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from cachecraft_rag import verify as verify_module
 from cachecraft_rag.bench import speed as speed_module
 from cachecraft_rag.bench.quality import run as quality_module
+from cachecraft_rag.calibration import run as calibration_module
 from cachecraft_rag.cli import app
 from cachecraft_rag.demo import run as run_module
 from cachecraft_rag.demo.questions import Question
@@ -50,12 +51,13 @@ def calls(monkeypatch):
     monkeypatch.setattr(run_module, "run_demo", recorder("demo"))
     monkeypatch.setattr(run_module, "ask_once", recorder("ask"))
     monkeypatch.setattr(run_module, "prewarm_documents", recorder("prewarm"))
+    monkeypatch.setattr(calibration_module, "calibrate", recorder("calibrate"))
     return found
 
 
 @pytest.mark.parametrize(
     "command",
-    [(), ("demo",), ("ask",), ("prewarm",), ("verify",), ("bench",)]
+    [(), ("demo",), ("ask",), ("prewarm",), ("verify",), ("calibrate",), ("bench",)]
     + [("bench", name) for name in ("speed", "data", "quality", "plot")],
 )
 def test_every_command_has_help(invoke, command):
@@ -89,6 +91,32 @@ def test_verify_fails_where_it_is_not_exact(invoke, monkeypatch, tmp_path):
     assert result.exit_code == 1
     assert "a readable result" in result.output
     assert json.loads((tmp_path / "out.json").read_text())["exact"] is False
+
+
+def test_calibrate_passes_its_options_on(invoke, calls, tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "doc.txt").write_text(f"text {name}")
+    (tmp_path / "q.txt").write_text("Who?\n\n Where? \n")
+    arguments = ["--docs", tmp_path / "one", "--docs", tmp_path / "two", "--questions", tmp_path / "q.txt"]
+    arguments += ["--model", "m", "--dtype", "float32", "--target", 0.9, "--policy", "question", "--ratios", "0.2, 0.4"]
+    arguments += ["--chunks", 3, "--samples", 9, "--store-dir", tmp_path / "s", "--namespace", "me"]
+    result = invoke("calibrate", *arguments)
+    assert result.exit_code == 0, result.output
+    (model, chunks), options = calls["calibrate"]
+    assert (model, [chunk.text for chunk in chunks]) == ("m", ["doc\ntext one", "doc\ntext two"])
+    assert options["questions"] == ["Who?", "Where?"]
+    assert (options["target"], options["policy"], options["ratios"]) == (0.9, "question", [0.2, 0.4])
+    assert (options["chunks_each"], options["samples"], options["namespace"]) == (3, 9, "me")
+    assert options["store_dir"] == tmp_path / "s"
+
+
+def test_calibrate_wants_documents(invoke, calls):
+    for arguments in ([], ["--docs", ".", "--jsonl", "x.jsonl"]):
+        result = invoke("calibrate", *arguments)
+        assert result.exit_code == 2
+        assert "give --docs DIR or --jsonl FILE" in result.stderr
+    assert not calls
 
 
 def test_bench_speed_passes_its_options_on(invoke, calls, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.config import EngineConfig, default_recompute_ratio
 from cachecraft_rag.errors import InvalidInput
 
 RATIO, STORE = "CACHECRAFT_RECOMPUTE_RATIO", "CACHECRAFT_CPU_STORE_GB"
@@ -19,7 +19,8 @@ def clean_environment(monkeypatch):
 
 def test_defaults():
     config = EngineConfig("org/model")
-    assert (config.model, config.policy, config.recompute_ratio, config.cpu_store_gb) == ("org/model", "first", 0.15, 2)
+    assert (config.model, config.policy, config.recompute_ratio, config.cpu_store_gb) == ("org/model", None, None, 2)
+    assert default_recompute_ratio() == 0.15
     assert config.namespace == "default"
     assert config.enable_prefix_caching
     assert config.vllm_args == {}
@@ -28,7 +29,7 @@ def test_defaults():
 def test_environment_overrides_defaults_and_arguments_override_the_environment(monkeypatch):
     monkeypatch.setenv(RATIO, "0.3")
     monkeypatch.setenv(STORE, " 0.5 ")
-    assert EngineConfig("m").recompute_ratio == 0.3
+    assert default_recompute_ratio() == 0.3
     assert EngineConfig("m").cpu_store_gb == 0.5
     config = EngineConfig("m", recompute_ratio=0.0, cpu_store_gb=4)
     assert (config.recompute_ratio, config.cpu_store_gb) == (0.0, 4.0)
@@ -36,7 +37,7 @@ def test_environment_overrides_defaults_and_arguments_override_the_environment(m
 
 def test_empty_variable_counts_as_unset(monkeypatch):
     monkeypatch.setenv(RATIO, "")
-    assert EngineConfig("m").recompute_ratio == 0.15
+    assert default_recompute_ratio() == 0.15
 
 
 @pytest.mark.parametrize(
@@ -63,7 +64,6 @@ def test_malformed_variable_does_no_harm_where_the_argument_is_given(monkeypatch
         ("dtype", "fp8"),
         ("dtype", ["float32"]),
         ("policy", " "),
-        ("policy", None),
         ("recompute_ratio", -0.01),
         ("recompute_ratio", 1.01),
         ("recompute_ratio", float("nan")),

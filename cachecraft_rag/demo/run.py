@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.chunk import Chunk
-from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
 from cachecraft_rag.demo.defaults import (
     CHUNKS_PER_QUESTION,
     MODEL,
@@ -166,9 +166,8 @@ def started_engine(setup: Setup, console: Console) -> Iterator[ChunkEngine]:
     with console.status(f"starting vLLM with {setup.model}"):
         engine = ChunkEngine(folder, **options)
     with engine:
-        config = engine.config
         console.print(
-            f"vLLM runs {setup.model} in {engine.dtype}; policy {config.policy} at ratio {config.recompute_ratio:g}",
+            f"vLLM runs {setup.model} in {engine.dtype}; policy {engine.policy} at ratio {engine.recompute_ratio:g}",
             highlight=False,
         )
         yield engine
@@ -204,7 +203,7 @@ def _options(setup: Setup) -> dict[str, Any]:
 
 def _check_options(setup: Setup) -> None:
     """Raises for what the engine would refuse, before anything slow is done."""
-    get_policy(EngineConfig(setup.model, **_options(setup)).policy)
+    get_policy(EngineConfig(setup.model, **_options(setup)).policy or DEFAULT_POLICY)
 
 
 @contextmanager
@@ -245,8 +244,8 @@ def _write(
         content = {
             "model": setup.model,
             "dtype": engine.dtype,
-            "policy": engine.config.policy,
-            "ratio": engine.config.recompute_ratio,
+            "policy": engine.policy,
+            "ratio": engine.recompute_ratio,
             "prewarm": {"chunks": len(prewarm.stored), "tokens": prewarm.tokens, "seconds": prewarm.seconds},
             "summary": summary.to_dict(),
             "questions": [comparison.to_dict() for comparison in comparisons],

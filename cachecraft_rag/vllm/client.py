@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.answer import Answer, Delta
+from cachecraft_rag.calibration.setting import reuse_defaults
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
@@ -37,6 +39,8 @@ class EngineClient:
         self.config = config
         self.tokenizer = tokenizer
         self.max_model_len: int = llm.vllm_config.model_config.max_model_len
+        self.policy, self.recompute_ratio = reuse_defaults(config, None)
+        self.model_store_dir: Path | None = None
         self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self.requests = Requests(llm, secret)
         self._stores_misses = config.store_misses and not config.read_only
@@ -51,7 +55,16 @@ class EngineClient:
             chat_template_kwargs=config.chat_template_kwargs,
         )
         settings = make_settings(config, tokenizer)
-        return cls(config, start_async_llm(config, settings), tokenizer, settings.secret)
+        client = cls(config, start_async_llm(config, settings), tokenizer, settings.secret)
+        if settings.store_dir is not None:
+            try:
+                model = (await client.control({"op": "model"}))["model"]
+            except BaseException:
+                await client.close()
+                raise
+            client.model_store_dir = Path(settings.store_dir) / model
+            client.policy, client.recompute_ratio = reuse_defaults(config, client.model_store_dir)
+        return client
 
     async def stream(
         self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
@@ -115,13 +128,15 @@ class EngineClient:
         prewarm: bool = False,
     ) -> RequestParams:
         """The connector's side of a request; what is not given is the engine's."""
-        given: dict[str, Any] = {
-            "policy": policy,
-            "recompute_ratio": recompute_ratio,
-            "min_run": min_run,
-            "namespace": namespace,
-        }
-        config = replace(self.config, **{name: value for name, value in given.items() if value is not None})
+        given: dict[str, Any] = {"min_run": min_run, "namespace": namespace}
+        config = replace(
+            self.config,
+            policy=self.policy if policy is None else policy,
+            recompute_ratio=self.recompute_ratio if recompute_ratio is None else recompute_ratio,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        assert config.policy is not None
+        assert config.recompute_ratio is not None
         chosen = get_policy(config.policy)
         return RequestParams(
             namespace=config.namespace,

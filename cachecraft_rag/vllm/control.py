@@ -33,10 +33,10 @@ def run_control(index: KvIndex, params: RequestParams, worker: WorkerState, disk
 def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskTier) -> dict[str, Any]:
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
-    Operations: `stats` (with `own`: of the namespace alone); `check`; `pending` (changes of the disk that are ordered
-    and not yet made); `missing` (`chunks`: [id, digest, document id] each); `delete` and `pin` (`chunk_ids`, or
-    `document_id`, or neither for all of the namespace; `pin` also takes `pinned`); `prefetch` (the same choice: have
-    what is on disk read into memory).
+    Operations: `stats` (with `own`: of the namespace alone); `model` (its fingerprint, where there is a disk);
+    `check`; `pending` (changes of the disk that are ordered and not yet made); `missing` (`chunks`: [id, digest,
+    document id] each); `delete` and `pin` (`chunk_ids`, or `document_id`, or neither for all of the namespace; `pin`
+    also takes `pinned`); `prefetch` (the same choice: have what is on disk read into memory).
     """
     control = dict(params.control or {})
     operation = control.get("op")
@@ -45,6 +45,8 @@ def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskT
     if operation == "stats":
         disk_stats = {"disk_bytes": disk.used_bytes, "disk_capacity_bytes": disk.capacity_bytes}
         return {**asdict(index.stats()), "store_bytes": worker.store_bytes, **disk_stats, **_on_device(index, worker)}
+    if operation == "model":
+        return {"model": disk.model}
     if operation == "pending":
         return {"pending": disk.pending}
     if operation == "check":

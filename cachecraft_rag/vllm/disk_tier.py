@@ -58,6 +58,11 @@ class DiskTier:
         return self._ordered + len(self._index.changes)
 
     @property
+    def model(self) -> str | None:
+        """Fingerprint of the model, which its folder is named by."""
+        return self._store.model if self._store is not None else None
+
+    @property
     def is_reading(self) -> bool:
         """Whether an entry is on its way into memory, which its bytes are counted in already."""
         return bool(self._reading)

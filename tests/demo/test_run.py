@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cachecraft_rag.answer import Answer, PrewarmReport
+from cachecraft_rag.calibration.setting import reuse_defaults
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.demo import retrieval, run
@@ -25,6 +26,7 @@ class FakeEngine:
 
     def __init__(self, model="m", **options):
         self.config = EngineConfig(model, **options)
+        self.policy, self.recompute_ratio = reuse_defaults(self.config, None)
         self.prewarmed = []
         self.kinds = []
 

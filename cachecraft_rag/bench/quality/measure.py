@@ -15,11 +15,10 @@ from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, Said
 from cachecraft_rag.bench.quality.in_flight import Pending, in_flight
 from cachecraft_rag.bench.quality.kept_logits import KeptLogits
 from cachecraft_rag.bench.quality.records import Record, Records
+from cachecraft_rag.bench.quality.shares import check_reused, context_share
 from cachecraft_rag.bench.quality.variants import FULL, Variant
 from cachecraft_rag.bench.quality.ways import Way, Ways
-from cachecraft_rag.errors import CachecraftError
 from cachecraft_rag.prompt import ChunkPrompt
-from cachecraft_rag.report import Outcome
 from cachecraft_rag.reuse import get_policy
 
 
@@ -125,7 +124,7 @@ class Measurer:
         parted: list[tuple[_Asked, Record]] = []
         starts = ((one, partial(self._start_forced, one.way, full)) for one in asked)
         for one, said in in_flight(starts, self._together):
-            self._check(said.answer)
+            check_reused(self._forced.engine, said.answer)
             alone = self._together == 1 and full.seconds is not None
             seconds = said.answer.first_token_seconds if alone else None
             record = self._compared(full.logits, said, one.way.prompt, seconds, full.seconds if alone else None)
@@ -163,7 +162,7 @@ class Measurer:
     def _first_token_seconds(self, way: Way) -> float:
         self._send_before(way)
         answer = self._forced.engine.generate(way.prompt, max_tokens=1, **way.options)
-        self._check(answer)
+        check_reused(self._forced.engine, answer)
         return answer.first_token_seconds
 
     def _send_before(self, way: Way) -> None:
@@ -182,33 +181,7 @@ class Measurer:
             token_ids=(),
             kl=tuple(kl_divergence(reference, said.logits).tolist()),
             agrees=tuple(agreement(reference, said.logits).tolist()),
-            share=self._context_share(said.answer, prompt),
+            share=context_share(self._forced.engine, prompt, said.answer),
             seconds=seconds,
             full_seconds=full_seconds,
         )
-
-    def _context_share(self, answer: Answer, prompt: ChunkPrompt) -> float:
-        """Rows that the model ran beyond one for each token of the question, over the tokens in front of the question.
-
-        A full prefill has 1, naive reuse 0; what a policy runs to make its choice counts.
-        """
-        encoded = self._forced.engine.tokenizer.encode(prompt)
-        if not encoded.chunks:
-            return 0.0
-        context = encoded.chunks[-1].stop
-        asked = len(encoded.token_ids) - context
-        report = answer.report
-        if report is None:
-            computed = float(answer.prompt_tokens - answer.prefix_cache_tokens)
-        else:
-            computed = report.computed_tokens + report.selection_tokens
-        return max(0.0, computed - asked) / context
-
-    def _check(self, answer: Answer) -> None:
-        least = self._forced.engine.config.min_chunk_tokens
-        for chunk in answer.report.chunks if answer.report is not None else ():
-            if chunk.outcome is not Outcome.HIT and chunk.tokens >= least:
-                raise CachecraftError(
-                    f"chunk {chunk.chunk_id} was not reused ({chunk.reason}), so that the comparison would be void; "
-                    "give the store more memory with CACHECRAFT_CPU_STORE_GB"
-                )
