@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.reuse.policies import (
-    RepairableChunk,
-    Scores,
-    SelectionContext,
-    SelectionPolicy,
-    get_policy,
-    recomputes_all,
-)
+from cachecraft_rag.reuse.policies import get_policy, recomputes_all
 from cachecraft_rag.reuse.select import select
+from cachecraft_rag.reuse.selection import RepairableChunk, Scores, SelectionContext, SelectionPolicy
 
 Positions = npt.NDArray[np.int64]
 MAX_QUESTION_ROWS = 128  # the last ones, where the text behind the chunks is longer

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.reuse.policies import RepairableChunk, Scores, SelectionContext, SelectionPolicy
+from cachecraft_rag.reuse.selection import RepairableChunk, Scores, SelectionContext, SelectionPolicy
 
 
 def select(policy: SelectionPolicy, context: SelectionContext, ratio: float, min_run: int = 1) -> npt.NDArray[np.int64]:

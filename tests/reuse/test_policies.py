@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachecraft_rag.errors import InvalidInput
-from cachecraft_rag.reuse.policies import (
-    POLICIES,
-    RepairableChunk,
-    SelectionContext,
-    get_policy,
-    recomputes_all,
-)
+from cachecraft_rag.reuse.policies import POLICIES, get_policy, recomputes_all
 from cachecraft_rag.reuse.select import select
+from cachecraft_rag.reuse.selection import RepairableChunk, SelectionContext
 
 SCORED = ["first", "random"]
 
@@ -161,9 +156,7 @@ def test_what_recomputes_all(policy, ratio, expected):
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(
-        InvalidInput, match=r"'best'.*all, cachecraft, deviation, first, none, question, question-variants, random"
-    ):
+    with pytest.raises(InvalidInput, match=r"'best'.*all, blend, .*, first, none, question, .*, random"):
         get_policy("best")
 
 
@@ -227,3 +220,41 @@ def test_cachecraft_takes_the_first_tokens_of_canonical_kv():
     assert cachecraft(0.5, None)(0.15) == [5, 6, 7]
     chunk = RepairableChunk(chunk_key(0), 5, 25)
     assert select(POLICIES["cachecraft"], SelectionContext(40, [chunk]), 0.15).tolist() == [5, 6, 7]
+
+
+def blended(context, ratio, policy="blend"):
+    return select(POLICIES[policy], context, ratio).tolist()
+
+
+def test_blend_takes_the_first_tokens_and_then_one_of_each_kind():
+    attention = np.zeros(100)
+    attention[[35, 80, 52]] = (3, 2, 1)
+    chunks = [RepairableChunk(chunk_key(0), 0, 40), RepairableChunk(chunk_key(1), 50, 90)]
+    context = SelectionContext(100, chunks, attention)
+    firsts = [*range(8), *range(50, 58)]
+    assert blended(context, 16 / 80) == firsts
+    assert blended(context, 17 / 80) == sorted([*firsts, 8])
+    assert blended(context, 18 / 80) == sorted([*firsts, 8, 35])
+    assert blended(context, 20 / 80) == sorted([*firsts, 8, 58, 35, 80])
+
+
+def test_blend_without_a_question_keeps_the_fixed_order():
+    chunks = [RepairableChunk(chunk_key(0), 0, 40), RepairableChunk(chunk_key(1), 50, 70)]
+    assert blended(SelectionContext(100, chunks), 0.5) == [*range(15), *range(50, 65)]
+
+
+def test_blend_repairs_a_variant_by_how_much_its_context_has_changed():
+    stored = np.arange(40.0)  # the later tokens looked most at what was before them
+    statistics = [{"overhead": overhead, "attention": stored} for overhead in (0.6, 0.05)]
+    chunks = [RepairableChunk(chunk_key(n), 50 * n, 50 * n + 40, given) for n, given in enumerate(statistics)]
+    chosen = np.array(blended(SelectionContext(100, chunks), 0.3, "blend-variants"))
+    changed, same = chosen[chosen < 40], chosen[chosen >= 50]
+    assert changed.size > 8 * same.size > 0
+    assert changed.tolist() == list(range(40 - changed.size, 40))
+
+
+@given(context=contexts(), ratios=st.tuples(st.floats(0, 1), st.floats(0, 1)), seed=st.integers(0, 99))
+def test_blend_keeps_at_a_larger_ratio_all_that_a_smaller_one_chose(context, ratios, seed):
+    asked = SelectionContext(context.prompt_tokens, context.chunks, np.random.default_rng(seed).random(400))
+    less, more = (set(blended(asked, ratio)) for ratio in sorted(ratios))
+    assert less <= more

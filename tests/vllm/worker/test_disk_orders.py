@@ -8,7 +8,7 @@ import pytest
 
 from cachecraft_rag.reuse import Plan, StagedSpan
 from cachecraft_rag.reuse.plan import PendingChoice
-from cachecraft_rag.reuse.policies import RepairableChunk
+from cachecraft_rag.reuse.selection import RepairableChunk
 from cachecraft_rag.store.changes import DiskOrders, Read, Remove, Write
 from cachecraft_rag.store.directory import StoreDirectory
 from cachecraft_rag.store.disk import DiskStore

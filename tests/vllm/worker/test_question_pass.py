@@ -6,7 +6,7 @@ import numpy as np
 
 from cachecraft_rag.reuse import StagedSpan
 from cachecraft_rag.reuse.plan import PendingChoice
-from cachecraft_rag.reuse.policies import RepairableChunk
+from cachecraft_rag.reuse.selection import RepairableChunk
 
 
 def ask(worker, monkeypatch, staged, compute, *, end, chunks, ratio=0.2, lower=0):
