@@ -100,7 +100,7 @@ class EngineConfig:
     # Computed tokens are rounded up to a multiple of this, so that their time tells less (see docs/security.md).
     recompute_bucket: int = 1
     # How many copies of a chunk's KV, computed behind other chunks, are kept beside its canonical one. Only prompts
-    # that are computed in full leave such; "cachecraft" and "question-variants" reuse them (risks: docs/security.md).
+    # that are computed in full leave such; "cachecraft" and "blend-variants" reuse them (risks: docs/security.md).
     keep_variants: int = 0
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.

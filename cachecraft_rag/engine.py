@@ -174,7 +174,7 @@ class ChunkEngine(Closing):
     ) -> VariantsReport:
         """Compute each list of chunks as one prompt, and keep the KV of those behind others as variants of theirs.
 
-        For the policies "cachecraft" and "question-variants", and lists that are retrieved together often; needs
+        For the policies "cachecraft" and "blend-variants", and lists that are retrieved together often; needs
         `keep_variants`. Raises `InvalidInput`, before anything is computed, for an empty list and one too long for the
         model's context.
         """

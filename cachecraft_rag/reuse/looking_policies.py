@@ -28,17 +28,9 @@ class QuestionTokens(PolicyBase):
             return FirstTokens().scores(context)
         scores = [attention[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
         above = 1.0 + max((float(own.max()) for own in scores), default=0.0)
-        for chunk, own in zip(context.chunks, scores, strict=True):
-            if chunk.statistics.get("attention") is None:
-                own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
+        for own in scores:
+            own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
         return scores
-
-
-class QuestionVariants(QuestionTokens):
-    """`question` over KV that was computed behind other chunks, where that is kept and nearer to this prompt."""
-
-    name = "question-variants"
-    uses_variants = True
 
 
 class DeviatingTokens(PolicyBase):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.reuse.blend import Blend, BlendVariants
 from cachecraft_rag.reuse.fixed_policies import AllTokens, CacheCraft, FirstTokens, NoTokens, RandomTokens
-from cachecraft_rag.reuse.looking_policies import DeviatingTokens, QuestionTokens, QuestionVariants
+from cachecraft_rag.reuse.looking_policies import DeviatingTokens, QuestionTokens
 from cachecraft_rag.reuse.selection import SelectionPolicy
 
 POLICIES: Mapping[str, SelectionPolicy] = {
@@ -18,7 +18,6 @@ POLICIES: Mapping[str, SelectionPolicy] = {
         CacheCraft(),
         DeviatingTokens(),
         QuestionTokens(),
-        QuestionVariants(),
         Blend(),
         BlendVariants(),
         NoTokens(),

@@ -201,21 +201,6 @@ def test_cachecraft_recomputes_the_share_that_its_overhead_says_where_attention_
     assert len(cachecraft(0.9, attention)(0.6)) == 20, "never more than all"
 
 
-def test_the_first_tokens_are_always_in_but_of_what_was_computed_behind_others():
-    attention = np.zeros(60)
-    attention[[20, 21, 45]] = 1
-    kinds = {
-        name: {"overhead": 0.3, "attention": value} for name, value in (("canonical", None), ("variant", [1] * 20))
-    }
-    for kind, expected in (("canonical", [10, 11, 12, 13, 20, 21]), ("variant", [10, 11, 12, 20, 21, 45])):
-        chunks = [
-            RepairableChunk(chunk_key(0), 10, 30, kinds[kind]),
-            RepairableChunk(chunk_key(1), 40, 60, kinds["variant"]),
-        ]
-        context = SelectionContext(60, chunks, attention)
-        assert select(POLICIES["question-variants"], context, 0.15).tolist() == expected
-
-
 def test_cachecraft_takes_the_first_tokens_of_canonical_kv():
     assert cachecraft(0.5, None)(0.15) == [5, 6, 7]
     chunk = RepairableChunk(chunk_key(0), 5, 25)
