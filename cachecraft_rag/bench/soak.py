@@ -134,7 +134,7 @@ class _Soak:
             self._engine.generate(
                 self._prompt(order, rng.choice(_QUESTIONS)),
                 namespace=rng.choice(_TENANTS),
-                policy=rng.choice(["first", "random", "question"]),
+                policy=rng.choice(["first", "random", "question", "deviation", "blend"]),
                 recompute_ratio=rng.choice([0.0, 0.15, 0.5]),
                 max_tokens=rng.randint(1, 8),
             )
