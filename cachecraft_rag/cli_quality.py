@@ -34,7 +34,7 @@ def quality(
         Path, typer.Option("--data", help="JSON Lines: question, answers, passages of title and text.")
     ],
     model: Model = "smollm2-135m",
-    policies: Annotated[str, typer.Option(help="Names of selection policies, with commas.")] = "first,random",
+    policies: Annotated[str, typer.Option(help="Names of selection policies, with commas.")] = "first,blend",
     ratios: Annotated[str, typer.Option(help="Shares that each of them recomputes, with commas.")] = "0.05,0.15,0.3",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first questions of the file.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 16,

@@ -18,7 +18,7 @@ CPU_STORE_GB_VARIABLE = "CACHECRAFT_CPU_STORE_GB"
 STORE_DIR_VARIABLE = "CACHECRAFT_STORE_DIR"
 DISK_STORE_GB_VARIABLE = "CACHECRAFT_DISK_STORE_GB"
 MAX_NAMESPACE_CHARS = 128
-DEFAULT_POLICY = "first"
+DEFAULT_POLICY = "blend"
 
 
 def _share(name: str, value: object) -> float:
@@ -124,7 +124,7 @@ class EngineConfig:
         if self.dtype not in get_args(DType):
             raise InvalidInput(f"dtype={self.dtype!r} is not supported: give one of {', '.join(get_args(DType))}")
         if self.policy is not None:
-            self._check_text("policy", 'give the name of a selection policy, such as "first"')
+            self._check_text("policy", 'give the name of a selection policy, such as "blend"')
         if self.recompute_ratio is None:
             default_recompute_ratio()  # a malformed variable is named here, and not when the engine has started
         else:

@@ -12,7 +12,7 @@ from cachecraft_rag.bench.plain import PlainEngine
 from cachecraft_rag.bench.results import Measured, SpeedResult
 from cachecraft_rag.bench.text import chunk_of
 from cachecraft_rag.chunk import Chunk
-from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
 from cachecraft_rag.engine import ChunkEngine
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
@@ -27,7 +27,7 @@ def bench_speed(
     chunks: int = 8,
     chunk_tokens: int = 512,
     ratio: float = 0.15,
-    policy: str = "first",
+    policy: str = DEFAULT_POLICY,
     repetitions: int = 5,
     dtype: str = "auto",
     progress: bool = True,
@@ -90,7 +90,14 @@ class _SpeedRun:
         from rich.progress import Progress
 
         chunks = [chunk_of(self._ours.tokenizer, tokens, seed) for seed in range(count)]
-        asked = [(policy, ratio), ("first", 0.15), ("random", 0.15), ("none", 0.0), ("all", 1.0)]
+        asked = [
+            (policy, ratio),
+            (DEFAULT_POLICY, 0.15),
+            ("first", 0.15),
+            ("random", 0.15),
+            ("none", 0.0),
+            ("all", 1.0),
+        ]
         variants = list(dict.fromkeys(asked))
         seconds = _Seconds(ours={variant: [] for variant in variants})
         with Progress(transient=True, disable=not self._progress) as bar:

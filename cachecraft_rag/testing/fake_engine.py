@@ -13,6 +13,7 @@ from typing import Any
 from cachecraft_rag.answer import Answer, Delta, PrewarmReport
 from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.closing import Closing
+from cachecraft_rag.config import DEFAULT_POLICY
 from cachecraft_rag.errors import EngineClosed, InvalidInput
 from cachecraft_rag.prompt import JOINER, ChunkPrompt, spell_out
 from cachecraft_rag.report import NOT_STORED, ChunkReport, Outcome, RequestReport
@@ -276,7 +277,7 @@ class FakeEngine(Closing):
                 _store(books, chunk)
         report = RequestReport(
             request_id=f"fake-{len(self.requests)}",
-            policy=options.get("policy") or "first",
+            policy=options.get("policy") or DEFAULT_POLICY,
             ratio=ratio,
             prompt_tokens=tokens,
             prefix_cache_tokens=0,

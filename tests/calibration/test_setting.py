@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cachecraft_rag.calibration.setting import FILE, Calibration, load_calibration, reuse_defaults, save_calibration
-from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
 from cachecraft_rag.store.audit import audit
 from cachecraft_rag.store.catalogue import collect_garbage, items
 from cachecraft_rag.store.directory import StoreDirectory
@@ -67,7 +67,7 @@ def test_the_store_counts_it_and_leaves_it_alone(directory, folder):
 def test_one_that_cannot_be_used_is_one_warning_and_the_default(folder, caplog, change):
     fields = json.loads((folder / FILE).read_text())
     (folder / FILE).write_text(json.dumps(change(fields)))
-    assert reuse_defaults(EngineConfig("m"), folder) == ("first", 0.15)
+    assert reuse_defaults(EngineConfig("m"), folder) == (DEFAULT_POLICY, 0.15)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert FILE in record.message
@@ -87,10 +87,10 @@ def test_it_counts_where_the_caller_named_neither(folder, monkeypatch, caplog):
     (record,) = caplog.records
     assert "policy question at ratio 0.3, as calibrated: 98.5%" in record.message
     assert reuse_defaults(EngineConfig("m", policy="random"), folder) == ("random", 0.15)
-    assert reuse_defaults(EngineConfig("m", recompute_ratio=0.0), folder) == ("first", 0.0)
+    assert reuse_defaults(EngineConfig("m", recompute_ratio=0.0), folder) == (DEFAULT_POLICY, 0.0)
     assert reuse_defaults(EngineConfig("m", policy="none", recompute_ratio=0.7), folder) == ("none", 0.7)
-    assert reuse_defaults(EngineConfig("m"), None) == ("first", 0.15)
+    assert reuse_defaults(EngineConfig("m"), None) == (DEFAULT_POLICY, 0.15)
     monkeypatch.setenv("CACHECRAFT_RECOMPUTE_RATIO", "0.4")
     assert reuse_defaults(EngineConfig("m"), folder) == ("question", 0.3)
-    assert reuse_defaults(EngineConfig("m"), folder.parent / ("b" * 64)) == ("first", 0.4)
+    assert reuse_defaults(EngineConfig("m"), folder.parent / ("b" * 64)) == (DEFAULT_POLICY, 0.4)
     assert len(caplog.records) == 2
