@@ -8,11 +8,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from cachecraft_rag.store import KvIndex
 from cachecraft_rag.store.changes import Remove
 from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed
+from cachecraft_rag.store.seen import AttentionStatistics, SeenContext
 
 CAPACITY = 100
 KEYS = [f"key{number}" for number in range(8)]
 NAMESPACES = ["one", "two"]
 DOCUMENTS = ["a.md", "b.md", "c.md"]
+VARIANTS = {"key5": "key1", "key6": "key1", "key7": "key2"}  # and the key of the chunk's canonical KV
+STATISTICS = AttentionStatistics(np.ones(1, np.float32), 1.0, np.ones(1, np.float32))
 
 
 class IndexMachine(RuleBasedStateMachine):
@@ -39,8 +42,9 @@ class IndexMachine(RuleBasedStateMachine):
         if self.index.get(key) is not None:
             return multiple()
         ids = np.arange(nbytes, dtype=np.int32)
+        seen = SeenContext(VARIANTS[key], ("x",), (1,)) if key in VARIANTS else None
         entry = self.index.reserve(
-            key, namespace=namespace, token_ids=ids, nbytes=nbytes, cached_at=0, chunk_id=f"id-{key}"
+            key, namespace=namespace, token_ids=ids, nbytes=nbytes, cached_at=0, chunk_id=f"id-{key}", seen=seen
         )
         if entry is None:
             return multiple()
@@ -56,11 +60,28 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(handle=consumes(fills), filled=st.booleans())
     def finish_fill(self, handle, filled):
         if filled:
-            self.index.commit(handle)
+            self.index.commit(handle, STATISTICS)
         else:
             self.index.abort(handle)
             self.deletable.add(handle)
         self._release(handle)
+
+    @rule(key=st.sampled_from(sorted(VARIANTS)))
+    def make_place_for_another_variant(self, key):
+        entry = self.index.get(key)
+        if entry is not None and entry.ready and not entry.pinned and entry.users == 0:
+            if entry.handle is not None:
+                self.deletable.add(entry.handle)
+            self.index.evict(entry)
+            assert self.index.get(key) is None
+
+    @invariant()
+    def variants_are_found_by_their_chunk(self):
+        for base in KEYS:
+            expected = {key for key, own in VARIANTS.items() if own == base and self.index.get(key) is not None}
+            found = self.index.variants(base)
+            assert {entry.key for entry in found} == expected
+            assert all(entry.seen.statistics is STATISTICS for entry in found if entry.ready)
 
     @rule(target=reads, key=st.sampled_from(KEYS))
     def read(self, key):
@@ -116,10 +137,9 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), nbytes=st.integers(1, 60))
     def find_on_disk(self, key, nbytes):
         if self.index.get(key) is None:
-            ids = np.arange(nbytes, dtype=np.int32)
-            self.index.add_on_disk(
-                key, namespace="one", token_ids=ids, nbytes=nbytes, cached_at=0, chunk_id=f"id-{key}", digest=None
-            )
+            own = {"nbytes": nbytes, "cached_at": 0, "chunk_id": f"id-{key}", "digest": None}
+            seen = SeenContext(VARIANTS[key], ("x",), (1,), STATISTICS) if key in VARIANTS else None
+            self.index.add_on_disk(key, namespace="one", token_ids=np.arange(nbytes, dtype=np.int32), seen=seen, **own)
 
     @rule(nbytes=st.integers(1, 100))
     def choose_victims(self, nbytes):
@@ -183,8 +203,10 @@ class IndexMachine(RuleBasedStateMachine):
             assert self.index.stats(name).used_bytes <= CAPACITY * self.namespace_share
         stats = self.index.stats()
         assert stats.used_bytes == self.index.used_bytes
-        assert stats.chunks == sum(e.ready for e in self.index)
-        assert stats.pinned == sum(e.ready and e.pinned for e in self.index)
+        canonical = [e for e in self.index if e.ready and e.seen is None]
+        assert stats.chunks == len(canonical)
+        assert stats.variants == sum(e.ready for e in self.index) - len(canonical)
+        assert stats.pinned == sum(e.pinned for e in canonical)
 
     @invariant()
     def every_used_entry_holds_its_bytes(self):
