@@ -112,6 +112,11 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
     threads: int | None = None  # CPU cores of the engine; None: all that this process may use
+    # Of greedy chunk requests that leave policy and ratio to the engine, this share is compared with full prefill, in
+    # the background, which costs one each (docs/calibration.md). Where fewer than drift_target of the answers' tokens
+    # are full prefill's most likely ones, the default ratio rises.
+    drift_guard: float = 0.0
+    drift_target: float = 0.95
     store_misses: bool = True  # compute the canonical KV of missed chunks in the background, after the answer
     seed: int = 0
     # Further AsyncEngineArgs of vLLM; whatever has a field above is refused here.
@@ -149,6 +154,11 @@ class EngineConfig:
             raise InvalidInput(
                 f"namespace={self.namespace!r} is not allowed: give at most {MAX_NAMESPACE_CHARS} printable characters"
             )
+        for name in ("drift_guard", "drift_target"):
+            number = _real(name, getattr(self, name))
+            if not 0.0 <= number <= 1.0:
+                raise InvalidInput(f"{name}={number!r} is not a share: give a number from 0 to 1")
+            self._set(name, number)
         if self.default_system is not None and not isinstance(self.default_system, str):
             raise InvalidInput(f"default_system={self.default_system!r} is not text: give a str, or None for none")
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "threads"):

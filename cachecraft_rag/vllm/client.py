@@ -15,17 +15,20 @@ from typing import TYPE_CHECKING, Any
 from cachecraft_rag.answer import Answer, Delta
 from cachecraft_rag.calibration.setting import reuse_defaults
 from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.drift import DriftGuard, Skipped
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
+from cachecraft_rag.vllm.drift_watch import DriftWatch
 from cachecraft_rag.vllm.launch import make_settings, start_async_llm
 from cachecraft_rag.vllm.protocol import RequestParams, prompt_digest
 from cachecraft_rag.vllm.requests import Requests
 from cachecraft_rag.vllm.sampling import DEFAULTS, make_sampling
 
 if TYPE_CHECKING:
+    from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt")
@@ -39,10 +42,10 @@ class EngineClient:
         self.config = config
         self.tokenizer = tokenizer
         self.max_model_len: int = llm.vllm_config.model_config.max_model_len
-        self.policy, self.recompute_ratio = reuse_defaults(config, None)
-        self.model_store_dir: Path | None = None
         self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self.requests = Requests(llm, secret)
+        self.model_store_dir: Path | None = None
+        self._use(*reuse_defaults(config, None))
         self._stores_misses = config.store_misses and not config.read_only
         self._epochs: Counter[str] = Counter()
         self._background: set[asyncio.Task[RequestReport]] = set()
@@ -63,8 +66,18 @@ class EngineClient:
                 await client.close()
                 raise
             client.model_store_dir = Path(settings.store_dir) / model
-            client.policy, client.recompute_ratio = reuse_defaults(config, client.model_store_dir)
+            client._use(*reuse_defaults(config, client.model_store_dir))
         return client
+
+    @property
+    def recompute_ratio(self) -> float:
+        """Of requests that name none; it rises where the drift guard finds answers too far from full prefill."""
+        return self._drift.guard.ratio
+
+    def _use(self, policy: str, ratio: float) -> None:
+        self.policy = policy
+        guard = DriftGuard(self.config.drift_guard, self.config.drift_target, ratio, seed=self.config.seed)
+        self._drift = DriftWatch(guard, self.requests)
 
     async def stream(
         self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
@@ -83,6 +96,28 @@ class EngineClient:
         if asked and salt is not None:
             raise InvalidInput("fresh=True and cache_salt= are for plain requests; give reuse=False with them")
         params = self.request_params(encoded, **own) if asked and encoded.chunks else None
+        by_default = own.get("policy") is None and own.get("recompute_ratio") is None
+        watched = params if params is not None and by_default and self._drift.guard.pick() else None
+        async with aclosing(self._deltas(prompt, encoded, sampling, params, salt, started)) as deltas:
+            try:
+                async for delta in deltas:
+                    if delta.answer is not None and watched is not None:
+                        self._drift.finished(encoded.token_ids, delta.answer.token_ids, sampling, watched.ratio)
+                        watched = None
+                    yield delta
+            finally:
+                if watched is not None:
+                    self._drift.guard.skip(Skipped.ABORTED)
+
+    async def _deltas(
+        self,
+        prompt: ChunkPrompt,
+        encoded: EncodedPrompt,
+        sampling: SamplingParams,
+        params: RequestParams | None,
+        salt: str | None,
+        started: float,
+    ) -> AsyncGenerator[Delta, None]:
         texts: list[str] = []
         token_ids: list[int] = []
         logprobs: list[Mapping[int, Any]] = []
@@ -161,7 +196,10 @@ class EngineClient:
         return answer
 
     async def stats(self, namespace: str | None) -> dict[str, Any]:
-        return await self.control({"op": "stats", "own": namespace is not None}, namespace)
+        counters = await self.control({"op": "stats", "own": namespace is not None}, namespace)
+        if namespace is None and self.config.drift_guard > 0.0:
+            counters["drift"] = self._drift.guard.stats()
+        return counters
 
     async def delete(
         self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
@@ -188,6 +226,7 @@ class EngineClient:
             await asyncio.sleep(_FLUSH_POLL_SECONDS)
 
     async def close(self) -> None:
+        await self._drift.close()
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
