@@ -105,6 +105,9 @@ class EngineClient:
                         self._drift.finished(encoded.token_ids, delta.answer.token_ids, sampling, watched.ratio)
                         watched = None
                     yield delta
+            except InvalidInput:
+                watched = None  # it was refused: there is no answer to compare
+                raise
             finally:
                 if watched is not None:
                     self._drift.guard.skip(Skipped.ABORTED)
