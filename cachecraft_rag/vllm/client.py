@@ -189,7 +189,8 @@ class EngineClient:
 
     async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:
         """Ask the store; see `vllm.control` for the operations."""
-        params = replace(self.request_params(EncodedPrompt((), ()), namespace=namespace), control=control)
+        nothing = self.request_params(EncodedPrompt((), ()), namespace=namespace, policy="none", recompute_ratio=0.0)
+        params = replace(nothing, control=control)
         token_id = (self.tokenizer.head_token_ids or (0,))[0]
         sampling = make_sampling(None, {"max_tokens": 1, "detokenize": False})
         output = await self.requests.last_output(await self.requests.enqueue([token_id], sampling, params))
