@@ -7,6 +7,7 @@ import pytest
 
 from cachecraft_rag import ChunkPrompt
 from cachecraft_rag.calibration.run import calibrate
+from cachecraft_rag.config import DEFAULT_POLICY
 from cachecraft_rag.errors import InvalidInput
 
 QUESTION = "Who keeps bees?"
@@ -39,9 +40,9 @@ def test_the_choice_is_what_later_engines_use(passages, start_engine, tmp_path, 
     assert len(result.questions) == result.samples == 8
     assert len(set(result.questions)) == 6  # two chunks were drawn twice
     with start_engine(store_dir=store) as engine:
-        assert (engine.policy, engine.recompute_ratio) == ("first", 0.2)
+        assert (engine.policy, engine.recompute_ratio) == (DEFAULT_POLICY, 0.2)
         (said,) = [record.message for record in caplog.records if "as calibrated" in record.message]
-        assert "policy first at ratio 0.2" in said
+        assert f"policy {DEFAULT_POLICY} at ratio 0.2" in said
         answer = engine.generate(ChunkPrompt.chat(chunks, QUESTION), max_tokens=1)
         assert answer.report.ratio == 0.2
         assert answer.report.hits == 6  # calibrating has stored them
