@@ -120,7 +120,7 @@ def test_any_runnable_is_a_retriever(documents: list[Document]) -> None:
 
 async def test_the_callers_config_reaches_the_wrapped_retriever(documents: list[Document]) -> None:
     field = ConfigurableField(id="search")
-    base = in_memory(documents).configurable_fields(search_kwargs=field)  # type: ignore[attr-defined]
+    base = in_memory(documents).configurable_fields(search_kwargs=field)
     retriever = ChunkRetriever(retriever=base)
     mine = {"filter": lambda document: document.metadata["source"] == "bees"}
     config: RunnableConfig = {"configurable": {"search": mine}, "run_name": "outer", "tags": ["mine"]}
