@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from cachecraft_rag.answer import Answer, Delta, PrewarmReport
 from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 
 
@@ -59,3 +60,9 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
     async def aclose(self) -> None: ...
+
+
+def check_delete(chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool) -> None:
+    """Raise `InvalidInput` unless exactly one of the arguments of `delete` was given."""
+    if (chunk_ids is not None) + (document_id is not None) + everything != 1:
+        raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")

@@ -15,6 +15,7 @@ from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.closing import Closing
 from cachecraft_rag.config import DEFAULT_POLICY
 from cachecraft_rag.errors import EngineClosed, InvalidInput
+from cachecraft_rag.interface import check_delete
 from cachecraft_rag.prompt import JOINER, ChunkPrompt, spell_out
 from cachecraft_rag.report import NOT_STORED, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.testing.fake_words import answer_to, words
@@ -155,8 +156,7 @@ class FakeEngine(Closing):
         namespace: str | None = None,
     ) -> list[str]:
         self._open()
-        if (chunk_ids is not None) + (document_id is not None) + everything != 1:
-            raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")
+        check_delete(chunk_ids, document_id, everything)
         with self._lock:
             chunks = self._books(namespace)
             gone = list(chunks) if everything else [name for name in chunk_ids or () if name in chunks]

@@ -17,6 +17,7 @@ from cachecraft_rag.calibration.setting import reuse_defaults
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.drift import DriftGuard, Skipped
 from cachecraft_rag.errors import CachecraftError, InvalidInput
+from cachecraft_rag.interface import check_delete
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
@@ -209,8 +210,7 @@ class EngineClient:
         self, chunk_ids: Iterable[str] | None, document_id: str | None, everything: bool, namespace: str | None
     ) -> list[str]:
         self.check_writable("delete")
-        if (chunk_ids is not None) + (document_id is not None) + everything != 1:
-            raise InvalidInput("delete() takes exactly one of chunk_ids=, document_id= and everything=True")
+        check_delete(chunk_ids, document_id, everything)
         control: dict[str, Any] = {"op": "delete"}
         if chunk_ids is not None:
             control["chunk_ids"] = list(chunk_ids)
