@@ -273,6 +273,8 @@ class WorkerHalf:
         if pending.deviation_rows.size:
             deviation = value_deviation(self._forward, running.message, self._stager.value, self._max_rows)
             running.selection_tokens += pending.deviation_rows.size * layers_run_for_deviation(layers) / layers
+            # The pass wrote the first layer anew, equal but for rounding. Without a pass the prompt is to get the same.
+            self._stager.write(staged, running.message.block_ids)
         running.chosen = running.message.plan.choose(attention, deviation)
         running.message = replace(running.message, plan=running.chosen)
         running.slices += 1
