@@ -185,7 +185,7 @@ class EngineClient:
             segments=tuple((s.start, s.stop, s.chunk_id, s.digest, s.document_id) for s in encoded.segments),
             prewarm=prewarm,
             epoch=self._epochs[config.namespace],
-            prompt=prompt_digest(chosen, encoded.token_ids),
+            prompt=prompt_digest(chosen, config.recompute_ratio, encoded.token_ids),
         )
 
     async def control(self, control: Mapping[str, Any], namespace: str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 from cachecraft_rag.reuse import Plan, SelectionPolicy
+from cachecraft_rag.reuse.policies import recomputes_all
 from cachecraft_rag.store.changes import DiskOrders, DiskReport
 from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.keys import token_bytes
@@ -163,10 +164,16 @@ class RequestParams:
         return params
 
 
-def prompt_digest(policy: SelectionPolicy, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str | None:
-    """sha256 (hex) of the ids for a policy whose choice in a chunk depends on what comes behind it, else None."""
+def prompt_digest(
+    policy: SelectionPolicy, ratio: float, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]
+) -> str | None:
+    """sha256 (hex) of the ids where what is repaired in a chunk depends on what comes behind it, else None.
+
+    Nothing does where all is recomputed, or nothing.
+    """
+    chooses = policy.budget(1, ratio) > 0 and not recomputes_all(policy.name, ratio)
     looks_ahead = policy.needs_question_pass or policy.shares_budget
-    return hashlib.sha256(token_bytes(token_ids)).hexdigest() if looks_ahead else None
+    return hashlib.sha256(token_bytes(token_ids)).hexdigest() if chooses and looks_ahead else None
 
 
 def _name(value: Any) -> str | None:

@@ -85,7 +85,7 @@ class SchedulerHalf:
         token_ids = np.asarray(request.prompt_token_ids, dtype=np.int32)
         try:
             params = RequestParams.from_wire(wire, token_ids.size)
-            params = replace(params, prompt=prompt_digest(get_policy(params.policy), token_ids))
+            params = replace(params, prompt=prompt_digest(get_policy(params.policy), params.ratio, token_ids))
         except ValueError as error:
             empty = RequestParams("", "none", 0.0, 1, ())
             self._requests[request.request_id] = RequestState(empty, token_ids, refusal=str(error))

@@ -85,9 +85,10 @@ def test_prefix_cache_hit_that_ends_inside_a_chunk(engine, passages, assert_exac
     """The first chunk and a half are in vLLM's prefix cache, then all is different; positions are never shifted."""
     shared, half, x, y = passages(4, 5)
     engine.prewarm([shared, half, x, y], progress=False)
-    engine.generate(ChunkPrompt.chat([shared, half, x], "Who?"), recompute_ratio=ratio, **SAMPLING)
+    options = {"policy": "first", "recompute_ratio": ratio, **SAMPLING}
+    engine.generate(ChunkPrompt.chat([shared, half, x], "Who?"), **options)
     prompt = ChunkPrompt.chat([shared, half, y, x], "What does Bram own?")
-    answer = engine.generate(prompt, recompute_ratio=ratio, **SAMPLING)
+    answer = engine.generate(prompt, **options)
     inside = answer.report.prefix_cache_tokens
     second = answer.report.chunks[1]
     assert second.offset < inside < second.offset + second.tokens, "the case does not cut a chunk"

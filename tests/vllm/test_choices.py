@@ -34,7 +34,7 @@ def test_what_does_not_cover_the_prompt_is_not_remembered():
 
 def ask(engine, *pieces):
     params, ids = engine.params(*pieces, policy="question")
-    digest = prompt_digest(get_policy("question"), ids)
+    digest = prompt_digest(get_policy("question"), params.ratio, ids)
     salt = cache_salt("secret", replace(params, prompt=digest))
     return engine.arrive(*pieces, policy="question", salt=salt)
 

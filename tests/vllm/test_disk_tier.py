@@ -116,7 +116,7 @@ def test_a_question_pass_reads_what_the_prefix_cache_covers_too(start):
     settle(start()).prewarm(A, B, C)
     other = start()
     params, ids = other.params(HEAD, C, A, B, QUESTION, policy="question", ratio=0.5)
-    digest = prompt_digest(get_policy("question"), np.array(ids, dtype=np.int32))
+    digest = prompt_digest(get_policy("question"), 0.5, np.array(ids, dtype=np.int32))
     salt = cache_salt(SECRET, replace(params, prompt=digest))
     request = other.arrive(HEAD, C, A, B, QUESTION, policy="question", ratio=0.5, salt=salt)
     other.schedule(request, prefix=44)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachecraft_rag.vllm.protocol import PlanResult, RequestParams, WorkerMetadata
+from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.vllm.protocol import PlanResult, RequestParams, WorkerMetadata, prompt_digest
 
 SEGMENTS = ((0, 4, None, None, None), (4, 9, "id", "digest", "a.md"), (9, 12, None, None, None))
 
@@ -114,3 +115,14 @@ def test_ranks_are_summed_up_as_the_slowest_and_the_least_complete():
     assert both.stored == [6]
     assert both.store_bytes == 200
     assert ours.stored == [5, 6]
+
+
+@pytest.mark.parametrize(("policy", "ratio", "depends"), [
+    ("blend", 0.15, True), ("question", 0.5, True), ("deviation", 0.15, True), ("blend", 0.0, False),
+    ("blend", 1.0, False), ("first", 0.15, False), ("cachecraft", 0.15, False), ("none", 0.0, False),
+    ("all", 0.2, False),
+])  # fmt: skip
+def test_only_a_choice_that_looks_at_all_of_the_prompt_is_bound_to_it(policy, ratio, depends):
+    digests = {prompt_digest(get_policy(policy), ratio, ids) for ids in ([1, 2, 3], [1, 2, 4])}
+    assert len(digests) == (2 if depends else 1)
+    assert (None in digests) != depends
