@@ -51,10 +51,14 @@ Change = Write | Remove | ChangeOwners
 
 @dataclass
 class DiskOrders:
-    """Reads may overtake each other; changes are made one after the other, in this order."""
+    """Reads may overtake each other; changes are made one after the other, in this order.
+
+    `settled`: of several ranks, reads that are over on every one of them; handle to why it failed somewhere, or None.
+    """
 
     reads: list[Read] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    settled: dict[int, str | None] = field(default_factory=dict)
 
 
 @dataclass

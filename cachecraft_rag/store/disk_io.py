@@ -35,9 +35,14 @@ class _Changed:
 
 
 class DiskIo:
-    """One thread makes changes, in order; others read. `collect` brings what was read into memory."""
+    """One thread makes changes, in order; others read. `collect` brings what was read into memory.
 
-    def __init__(self, disk: DiskStore, memory: HostMemoryStore) -> None:
+    With `ranks` above 1 a read is over only once it is settled: what one rank has and another has not is not used, and
+    all begin to use it in the same step.
+    """
+
+    def __init__(self, disk: DiskStore, memory: HostMemoryStore, ranks: int = 1) -> None:
+        self._alone = ranks == 1
         self._disk = disk
         self._memory = memory
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="cachecraft-read")
@@ -48,6 +53,11 @@ class DiskIo:
 
     def begin(self, orders: DiskOrders) -> None:
         """Take orders; returns at once. What is to be written must be in memory, and stay until it was reported."""
+        for handle, reason in orders.settled.items():
+            self._loading.discard(handle)
+            if reason is not None:
+                self._memory.free(handle)
+                self._reasons[handle] = reason
         for read in orders.reads:
             self._loading.add(read.handle)
             self._readers.submit(self._run, partial(self._read, read))
@@ -87,7 +97,8 @@ class DiskIo:
 
     def _note(self, event: _Loaded | _Changed, report: DiskReport) -> None:
         if isinstance(event, _Loaded):
-            self._loading.discard(event.handle)
+            if self._alone:
+                self._loading.discard(event.handle)
             if event.kv is not None:
                 self._memory.put(event.handle, event.kv)
                 report.loaded.append(event.handle)
@@ -143,5 +154,6 @@ class DiskIo:
             self._disk.change_owners(change.key, add=change.add, remove=change.remove, pinned=change.pinned)
         else:
             assert kv is not None, "an entry to be written left memory"
-            return self._disk.write(replace(change.header, tensors=kv.specs()), kv.buffers(), change.victims)
+            header = replace(change.header, model=self._disk.model, tensors=kv.specs())
+            return self._disk.write(header, kv.buffers(), change.victims)
         return []

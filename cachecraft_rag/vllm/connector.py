@@ -39,13 +39,14 @@ class CachecraftConnector(KVConnectorBase_V1):
             settings = ConnectorSettings.from_vllm_config(vllm_config)
             self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
 
-    def bind_model(self, model: torch.nn.Module, device: torch.device, memory: DeviceMemory) -> None:
+    def bind_model(self, model: torch.nn.Module, device: torch.device, memory: DeviceMemory, rank: int) -> None:
         """Worker side, once, after the model is loaded and the paged cache is allocated.
 
         `memory`: what was reserved on the device.
         """
         settings = ConnectorSettings.from_vllm_config(self._vllm_config)
-        disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config))
+        ranks = self._vllm_config.parallel_config.tensor_parallel_size
+        disk = open_disk(settings, key_maker(settings, self._vllm_config, self._kv_cache_config), rank, ranks)
         dtype = self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.dtype
         transfer = make_transfer(memory, device, dtype)
         self._worker = WorkerHalf(
@@ -54,6 +55,8 @@ class CachecraftConnector(KVConnectorBase_V1):
             model,
             device,
             disk,
+            rank=rank,
+            ranks=ranks,
             compress=settings.compress,
             transfer=transfer,
             tier=make_tier(settings, self._kv_cache_config, memory, transfer),
@@ -122,4 +125,4 @@ def bind_loaded_model(worker: Any, memory: DeviceMemory) -> None:
     """Give the connector of this process the model that `worker` (one of vLLM's) has loaded."""
     connector = get_kv_transfer_group()
     assert isinstance(connector, CachecraftConnector)
-    connector.bind_model(worker.model_runner.get_model(), worker.device, memory)
+    connector.bind_model(worker.model_runner.get_model(), worker.device, memory, worker.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from cachecraft_rag.store.disk import DiskStore, Unreadable
 from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.store.header import EntryHeader
 from cachecraft_rag.store.owners import read_owners
+from cachecraft_rag.store.ranks import Agreement, RankStores, rank_model
 from cachecraft_rag.vllm.settings import ConnectorSettings
 
 logger = logging.getLogger(__name__)
@@ -28,27 +30,32 @@ class Found:
 
 
 class DiskTier:
-    """The index's entries on disk. With `store` None there is no disk tier, and nothing happens.
+    """The index's entries on disk. With `stores` None there is no disk tier, and nothing happens.
 
     `namespace_share`: how much of the disk budget one namespace may take.
     """
 
-    def __init__(self, index: KvIndex, store: DiskStore | None, size: EntrySize, namespace_share: float = 1.0) -> None:
+    def __init__(
+        self, index: KvIndex, stores: RankStores | None, size: EntrySize, namespace_share: float = 1.0
+    ) -> None:
         self._namespace_share = namespace_share
         self._index = index
-        self._store = store
+        self._store = stores
+        self._ranks = len(stores) if stores is not None else 1
+        self._agreement = Agreement(self._ranks)
+        self._settled: dict[int, str | None] = {}
         self._size = size
         self._reads: list[Read] = []
         self._reading: set[int] = set()
         self._ordered = 0
         self._complained = False
         self.used_bytes = 0
-        if store is not None:
-            if not store.directory.read_only:
-                store.directory.clean()
-            self.used_bytes = store.directory.recount()
-            for header in store.scan():
-                self._add(store, header)
+        if stores is not None:
+            if not stores.directory.read_only:
+                stores.directory.clean()
+            self.used_bytes = stores.directory.recount()
+            for header in stores.scan():
+                self._add(stores.first, header)
 
     @property
     def pending(self) -> int:
@@ -60,7 +67,7 @@ class DiskTier:
     @property
     def model(self) -> str | None:
         """Fingerprint of the model, which its folder is named by."""
-        return self._store.model if self._store is not None else None
+        return self._store.first.model if self._store is not None else None
 
     @property
     def is_reading(self) -> bool:
@@ -76,12 +83,13 @@ class DiskTier:
         entry = self._index.get(key)
         if entry is not None or self._store is None or self._index.changes.is_leaving(key):
             return Found(entry)
-        if not self._store.path(key).exists():
+        if not self._store.has(key):
             return Found(None)
+        first = self._store.first
         try:
-            return Found(self._add(self._store, self._store.header(key)))
+            return Found(self._add(first, first.header(key)))
         except Unreadable as error:
-            logger.warning("%s is passed over: %s", self._store.path(key), error)
+            logger.warning("%s is passed over: %s", first.path(key), error)
             if error.useless:
                 self._index.changes.remove(key, damaged=True)
             return Found(None, f"{NOT_STORED}: {error}")
@@ -107,7 +115,7 @@ class DiskTier:
             return
         header = EntryHeader(
             key=entry.key,
-            model=self._store.model,
+            model=self._store.first.model,
             namespace=entry.namespace,
             token_ids=entry.token_ids,
             cached_at=entry.cached_at,
@@ -125,12 +133,18 @@ class DiskTier:
         changes = self._index.changes.take()
         if self._store is None or self._store.directory.read_only:
             changes = []
-        orders = DiskOrders(self._reads, changes)
+        orders = DiskOrders(self._reads, changes, self._settled)
         self._ordered += len(changes)
-        self._reads = []
+        self._reads, self._settled = [], {}
         return orders
 
-    def on_report(self, report: DiskReport) -> None:
+    def on_report(self, reports: Mapping[int, DiskReport]) -> None:
+        """`reports`: by rank."""
+        if self._store is None:
+            return
+        report = self._agreement.add(reports)
+        if self._ranks > 1:
+            self._settled |= dict.fromkeys(report.loaded) | report.unreadable
         self._ordered -= report.changed
         if report.used_bytes is not None:
             self.used_bytes = report.used_bytes
@@ -149,12 +163,18 @@ class DiskTier:
                 self._complained = True
             entry = self._index.by_handle(handle)
             if entry is not None:
-                self._index.left_disk(entry.key)
+                self._leave_disk(entry.key)
             self._index.release(handle)
         for key in report.removed:
             self._index.changes.removed(key)
         for key in report.dropped:
-            self._index.left_disk(key)
+            self._leave_disk(key)
+
+    def _leave_disk(self, key: str) -> None:
+        """A rank has no file of that key any more, so those of the others are for nothing."""
+        self._index.left_disk(key)
+        if self._ranks > 1:
+            self._index.changes.remove(key)
 
     def _add(self, store: DiskStore, header: EntryHeader) -> Entry:
         return self._index.add_on_disk(
@@ -174,7 +194,7 @@ class DiskTier:
         """Make room among its namespace's own files; False where that cannot be."""
         if self._namespace_share == 1.0 or self.capacity_bytes is None:
             return True
-        quota = int(self.capacity_bytes * self._namespace_share) - entry.file_bytes
+        quota = int(self.capacity_bytes * self._namespace_share) // self._ranks - entry.file_bytes
         for key in self._index.victims_on_disk(self._index.bytes_on_disk(entry.namespace) - quota, entry.namespace):
             self._index.evict_file(key)
         return self._index.bytes_on_disk(entry.namespace) <= quota
@@ -182,14 +202,20 @@ class DiskTier:
     def _victims(self, nbytes: int) -> tuple[str, ...]:
         """Who should leave the disk for an entry of `nbytes`, and for as much again that may be on its way."""
         capacity = self.capacity_bytes
-        if capacity is None or self.used_bytes + (self._ordered + 1) * nbytes * 2 <= capacity:
+        if capacity is None or self.used_bytes + (self._ordered + 1) * nbytes * 2 * self._ranks <= capacity:
             return ()
         return tuple(self._index.victims_on_disk(2 * nbytes))
 
 
-def open_disk(settings: ConnectorSettings, keys: KeyMaker) -> DiskStore | None:
-    """The store on disk of this model; None where no folder is given."""
+def open_disk(settings: ConnectorSettings, keys: KeyMaker, rank: int = 0, ranks: int = 1) -> DiskStore | None:
+    """The store on disk of this model on one rank; None where no folder is given."""
     if settings.store_dir is None:
         return None
     directory = StoreDirectory(Path(settings.store_dir), settings.disk_store_bytes, read_only=settings.read_only)
-    return DiskStore(directory, keys.fingerprint, keys.description)
+    return DiskStore(directory, rank_model(keys.fingerprint, rank, ranks), keys.description)
+
+
+def open_disks(settings: ConnectorSettings, keys: KeyMaker, ranks: int = 1) -> RankStores | None:
+    """The stores of all ranks; None where no folder is given."""
+    stores = [open_disk(settings, keys, rank, ranks) for rank in range(ranks)]
+    return RankStores([store for store in stores if store is not None]) if stores[0] is not None else None

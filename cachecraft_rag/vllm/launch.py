@@ -93,10 +93,11 @@ def _check_store(settings: ConnectorSettings, vllm_config: Any) -> None:
     from cachecraft_rag.store.directory import StoreDirectory
 
     StoreDirectory(Path(settings.store_dir), read_only=settings.read_only)
-    if vllm_config.parallel_config.world_size > 1:
+    nodes = vllm_config.parallel_config.nnodes
+    if nodes > 1:
         raise InvalidInput(
-            f"store_dir={settings.store_dir!r} with {vllm_config.parallel_config.world_size} ranks is not supported: "
-            "each would need files of its own; leave store_dir out"
+            f"store_dir={settings.store_dir!r} on {nodes} nodes is not supported: the scheduler looks at the files of "
+            "all ranks, and is on one of the nodes; leave store_dir out"
         )
 
 
@@ -138,7 +139,8 @@ def _engine_arguments(config: EngineConfig, settings: ConnectorSettings | None) 
     if kv_cache_gb is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gb * GIB)
     if current_platform.is_cpu():
-        arguments["distributed_executor_backend"] = "uni"
+        ranks = config.vllm_args.get("tensor_parallel_size", 1)
+        arguments["distributed_executor_backend"] = "uni" if ranks == 1 else "mp"
     if settings is not None:
         from vllm.config import KVTransferConfig
 

@@ -68,20 +68,28 @@ class PlanResult:
 class WorkerMetadata(KVConnectorWorkerMetadata):
     """Worker half to scheduler half, each step: plans that ended, captures that are complete, news from the disk.
 
-    `statistics`: of the variants among `stored`.
+    `statistics`: of the variants among `stored`; `disk`: of this `rank`, `others`: of those whose reports were added.
     """
 
     results: dict[PlanId, PlanResult] = field(default_factory=dict)
     stored: list[int] = field(default_factory=list)
     statistics: dict[int, AttentionStatistics] = field(default_factory=dict)
     store_bytes: int = 0
+    rank: int = 0
     disk: DiskReport = field(default_factory=DiskReport)
+    others: dict[int, DiskReport] = field(default_factory=dict)
     device: DeviceReport = field(default_factory=DeviceReport)
+
+    @property
+    def disks(self) -> dict[int, DiskReport]:
+        """News from the disk by rank."""
+        return {self.rank: self.disk, **self.others}
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerMetadata:
         """Ranks follow the same plans: times are the slowest rank's, an entry is stored once every rank has it.
 
-        With several ranks there is no disk tier.
+        Bytes are those of one rank, as the index counts them. News from the disk are kept apart, since ranks read and
+        write each at its own pace.
         """
         assert isinstance(other, WorkerMetadata)
         results = dict(self.results)
@@ -101,7 +109,10 @@ class WorkerMetadata(KVConnectorWorkerMetadata):
             results=results,
             stored=[handle for handle in self.stored if handle in set(other.stored)],
             statistics=self.statistics,
-            store_bytes=self.store_bytes + other.store_bytes,
+            store_bytes=max(self.store_bytes, other.store_bytes),
+            rank=self.rank,
+            disk=self.disk,
+            others={**self.others, **other.disks},
             device=self.device,
         )
 

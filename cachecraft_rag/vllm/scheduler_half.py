@@ -19,7 +19,7 @@ from cachecraft_rag.store.eviction import get_eviction
 from cachecraft_rag.vllm.choices import RememberedChoices
 from cachecraft_rag.vllm.classify import Classifier, Finding
 from cachecraft_rag.vllm.control import WorkerState, run_control
-from cachecraft_rag.vllm.disk_tier import DiskTier, open_disk
+from cachecraft_rag.vllm.disk_tier import DiskTier, open_disks
 from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.protocol import (
     ConnectorMetadata,
@@ -54,7 +54,8 @@ class SchedulerHalf:
         self._index = KvIndex(settings.store_bytes, get_eviction(settings.eviction), namespace_share=share)
         keys = key_maker(settings, vllm_config, kv_cache_config)
         size = entry_size(settings, kv_cache_config)
-        self._disk = DiskTier(self._index, open_disk(settings, keys), size, share)
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        self._disk = DiskTier(self._index, open_disks(settings, keys, ranks), size, share)
         head = np.asarray(settings.head_token_ids, dtype=np.int32)
         least = settings.min_chunk_tokens
         limit = 0 if settings.read_only else settings.keep_variants
@@ -180,7 +181,7 @@ class SchedulerHalf:
 
     def on_worker_report(self, report: WorkerMetadata) -> None:
         self._store_bytes, self._device = report.store_bytes, report.device
-        self._disk.on_report(report.disk)
+        self._disk.on_report(report.disks)
         for handle in report.stored:
             self._index.commit(handle, report.statistics.get(handle))
             self._disk.write(handle)

@@ -51,16 +51,22 @@ def worker_class() -> str:
 
 
 def tensor_parallel_mean(values: torch.Tensor) -> torch.Tensor:
-    """The mean over tensor-parallel ranks, which hold different heads: the same numbers on each of them."""
-    from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
+    """The mean over tensor-parallel ranks, which hold different heads: the same numbers on each of them.
 
-    size = get_tensor_model_parallel_world_size()
-    if size == 1:
+    What is chosen by them must be the same everywhere, so they are the first rank's in the end. Summed in float32: not
+    every backend knows float64.
+    """
+    import torch
+    from vllm.distributed import get_tp_group
+
+    group = get_tp_group()
+    if group.world_size == 1:
         return values
     from vllm.platforms import current_platform
 
     device = "cpu" if current_platform.is_cpu() else current_platform.device_type
-    return tensor_model_parallel_all_reduce(values.to(device)).cpu() / size
+    total = group.broadcast(group.all_reduce(values.to(device, torch.float32, copy=True)))
+    return total.to("cpu", values.dtype) / group.world_size
 
 
 def max_runs_per_slice(vllm_config: Any, layer: Any) -> int:

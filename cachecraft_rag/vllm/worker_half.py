@@ -81,6 +81,8 @@ class WorkerHalf:
         device: torch.device,
         disk: DiskStore | None = None,
         *,
+        rank: int = 0,
+        ranks: int = 1,
         compress: str | None = None,
         transfer: Transfer | None = None,
         tier: DeviceTier | None = None,
@@ -94,12 +96,13 @@ class WorkerHalf:
         rotary = rotary_specs(model, self._forward.layer_names)
         transfer = transfer or DirectTransfer(device, spec.dtype)
         self._stager = Stager(self._forward, self._store, rotary, device, transfer, tier)
-        self._disk = DiskIo(disk, self._store) if disk is not None else None
+        self._disk = DiskIo(disk, self._store, ranks) if disk is not None else None
         self._max_rows = vllm_config.scheduler_config.max_num_batched_tokens
         self._max_runs = max_runs_per_slice(vllm_config, self._forward.layers[0])
         self._queue: dict[PlanId, _RunningPlan] = {}
         self._finished: set[str] = set()
-        self._report = WorkerMetadata()
+        self._rank = rank
+        self._report = WorkerMetadata(rank=rank)
         self._changed = False
 
     def step(self, metadata: ConnectorMetadata) -> None:
@@ -110,8 +113,8 @@ class WorkerHalf:
                 self._tier.free(handle)
             self._changed = True
         if self._disk is not None:
-            self._disk.forget(metadata.freed)
             self._disk.begin(metadata.disk)
+            self._disk.forget(metadata.freed)
             self._collect(self._disk)
         for message in metadata.plans:
             variants = [span for span in message.plan.captures if span.pieces]
@@ -133,7 +136,7 @@ class WorkerHalf:
         """What happened since the last call, None where nothing did."""
         if not self._changed:
             return None
-        report, self._report = self._report, WorkerMetadata()
+        report, self._report = self._report, WorkerMetadata(rank=self._rank)
         report.store_bytes = self._store.nbytes
         report.device = self._tier.report() if self._tier is not None else DeviceReport()
         self._changed = False

@@ -120,3 +120,21 @@ def test_closing_writes_what_was_ordered(memory, store, header):
     io.begin(DiskOrders([], [Write(1, header(f"key{n}")) for n in range(20)]))
     io.close()
     assert len(list(store.scan())) == 20
+
+
+def test_of_several_ranks_a_read_is_over_once_it_is_settled(store, memory, put):
+    put(store, "a")
+    put(store, "b")
+    io = DiskIo(store, memory, ranks=2)
+    io.begin(DiskOrders([Read(1, "a", TOKENS), Read(2, "b", TOKENS), Read(3, "missing", TOKENS)], []))
+    report = DiskReport()
+    while len(report.loaded) + len(report.unreadable) < 3:
+        io.collect(report, 1.0)
+    assert sorted(report.loaded) == [1, 2]
+    assert all(io.is_loading(handle) for handle in (1, 2, 3))
+    io.begin(DiskOrders(settled={1: None, 2: "another rank's file is torn", 3: "it has vanished"}))
+    assert not any(io.is_loading(handle) for handle in (1, 2, 3))
+    assert memory.get(1) is not None
+    assert memory.get(2) is None
+    assert io.reason(2) == "another rank's file is torn"
+    io.close()

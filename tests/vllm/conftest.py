@@ -22,7 +22,7 @@ CHUNK_TOKENS = 20
 BYTES = 2 * 2 * 1 * 4 * 4  # of a token: K and V, layers, heads, size, float32
 
 
-def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, **options):
+def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, ranks=1, **options):
     given = {
         "store_bytes": store_tokens * BYTES,
         "min_chunk_tokens": 8,
@@ -39,8 +39,11 @@ def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, **options):
     model = SimpleNamespace(hf_text_config=text, revision=None, dtype="float32", quantization=None)
     spec = SimpleNamespace(dtype=SimpleNamespace(itemsize=4), num_kv_heads=1, head_size=4)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["0", "1"], kv_cache_spec=spec)])
-    config = SimpleNamespace(model_config=model)
-    return Engine(SchedulerHalf(settings, config, cache), open_disk(settings, key_maker(settings, config, cache)))
+    config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=ranks))
+    keys = key_maker(settings, config, cache)
+    return Engine(
+        SchedulerHalf(settings, config, cache), *(open_disk(settings, keys, rank, ranks) for rank in range(ranks))
+    )
 
 
 class Engine:
@@ -51,9 +54,11 @@ class Engine:
 
     bytes_per_token = BYTES
 
-    def __init__(self, half, disk=None):
+    def __init__(self, half, disk=None, *others):
+        """`others`: of further ranks, which a test must serve itself."""
         self.half = half
         self.disk = disk
+        self.disks = [disk, *others]
         self.memory = HostMemoryStore(layers=2, kv_heads=1, head_size=4, dtype=torch.float32)
         self.io = DiskIo(disk, self.memory) if disk is not None else None
         self.numbers = itertools.count()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.store.changes import DiskReport
 from cachecraft_rag.vllm.protocol import PlanResult, RequestParams, WorkerMetadata, prompt_digest
 
 SEGMENTS = ((0, 4, None, None, None), (4, 9, "id", "digest", "a.md"), (9, 12, None, None, None))
@@ -113,7 +114,7 @@ def test_ranks_are_summed_up_as_the_slowest_and_the_least_complete():
     both = ours.aggregate(theirs)
     assert both.results == {("a", 1): result(staging_seconds=3.0, missing={2: "gone", 3: "gone"}, cancelled=True)}
     assert both.stored == [6]
-    assert both.store_bytes == 200
+    assert both.store_bytes == 100
     assert ours.stored == [5, 6]
 
 
@@ -126,3 +127,10 @@ def test_only_a_choice_that_looks_at_all_of_the_prompt_is_bound_to_it(policy, ra
     digests = {prompt_digest(get_policy(policy), ratio, ids) for ids in ([1, 2, 3], [1, 2, 4])}
     assert len(digests) == (2 if depends else 1)
     assert (None in digests) != depends
+
+
+def test_news_from_the_disk_are_kept_by_rank():
+    first, second, third = (WorkerMetadata(rank=rank, disk=DiskReport(changed=rank + 1)) for rank in range(3))
+    together = first.aggregate(second).aggregate(third)
+    assert {rank: report.changed for rank, report in together.disks.items()} == {0: 1, 1: 2, 2: 3}
+    assert {rank: report.changed for rank, report in second.aggregate(third).disks.items()} == {1: 2, 2: 3}
