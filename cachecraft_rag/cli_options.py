@@ -24,7 +24,8 @@ Model = Annotated[str, typer.Option(help="Hugging Face name or folder, or a pack
 Docs = Annotated[Path, typer.Option(help="Folder of .md and .txt files.")]
 DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto takes what the machine can do.")]
 Policy = Annotated[
-    str | None, typer.Option(help="Which tokens of reused chunks are recomputed: none, all, first, random, question.")
+    str | None,
+    typer.Option(help="Which tokens of reused chunks are recomputed, such as blend, first, none or all."),
 ]
 Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
 Compress = Annotated[

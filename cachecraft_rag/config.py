@@ -21,10 +21,10 @@ MAX_NAMESPACE_CHARS = 128
 DEFAULT_POLICY = "blend"
 
 
-def _share(name: str, value: object) -> float:
+def _share(name: str, value: object, scale: str = "from 0 (reuse all) to 1 (recompute all)") -> float:
     number = _real(name, value)
     if not 0.0 <= number <= 1.0:
-        raise InvalidInput(f"{name}={value!r} is not a share: give a number from 0 (reuse all) to 1 (recompute all)")
+        raise InvalidInput(f"{name}={value!r} is not a share: give a number {scale}")
     return number
 
 
@@ -155,10 +155,7 @@ class EngineConfig:
                 f"namespace={self.namespace!r} is not allowed: give at most {MAX_NAMESPACE_CHARS} printable characters"
             )
         for name in ("drift_guard", "drift_target"):
-            number = _real(name, getattr(self, name))
-            if not 0.0 <= number <= 1.0:
-                raise InvalidInput(f"{name}={number!r} is not a share: give a number from 0 to 1")
-            self._set(name, number)
+            self._set(name, _share(name, getattr(self, name), "from 0 to 1"))
         if self.default_system is not None and not isinstance(self.default_system, str):
             raise InvalidInput(f"default_system={self.default_system!r} is not text: give a str, or None for none")
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "threads"):

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from cachecraft_rag.bench.progress import counting_bar
 from cachecraft_rag.bench.quality.bootstrap import paired_bootstrap
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
+from cachecraft_rag.bench.quality.variants import check_ratios
 from cachecraft_rag.calibration.choose import EXACT, choose
 from cachecraft_rag.calibration.measure import Measured, measure
 from cachecraft_rag.calibration.questions import MOST_TOKENS, ask_of_each, question_prompt, write_questions
@@ -89,10 +91,7 @@ def _checked(policy: str, ratios: Sequence[float], target: float, chunks_each: i
         raise InvalidInput(f"target={target!r} is not a share above 0: give the least agreement, such as 0.98")
     if chunks_each < 2:
         raise InvalidInput(f"chunks_each={chunks_each} must be at least 2: a chunk alone is reused exactly")
-    for ratio in ratios:
-        if not 0.0 <= ratio <= 1.0:
-            raise InvalidInput(f"ratio {ratio!r} is not a share: give numbers from 0 (reuse all) to 1 (recompute all)")
-    grid = sorted({ratio for ratio in ratios if ratio < EXACT})
+    grid = sorted({ratio for ratio in check_ratios(ratios) if ratio < EXACT})
     if not grid:
         raise InvalidInput(f"ratios={list(ratios)!r} hold none below 1, which is exact: there is nothing to measure")
     return grid
@@ -119,7 +118,7 @@ def _longest(model: str, drawn: Sequence[Sample], max_tokens: int) -> int:
 def _ask(forced: ForcedEngine, drawn: Sequence[Sample], progress: bool) -> list[Sample]:
     """The samples with their questions."""
     silent = list({sample.own.id: sample.own for sample in drawn if sample.question is None}.values())
-    with _bar(progress) as bar:
+    with counting_bar(progress) as bar:
         found = write_questions(forced.engine, silent)
         written = dict(bar.track(found, total=len(silent), description="writing questions"))
     questions = ask_of_each(silent, written)
@@ -130,7 +129,7 @@ def _measure_all(
     forced: ForcedEngine, asked: Sequence[Sample], policy: str, grid: Sequence[float], max_tokens: int, progress: bool
 ) -> list[Measured]:
     measured = []
-    with _bar(progress) as bar:
+    with counting_bar(progress) as bar:
         for number, sample in enumerate(bar.track(asked, description=f"samples, {len(grid)} ratios each")):
             assert sample.question is not None
             prompt = ChunkPrompt.chat(sample.chunks, sample.question)
@@ -153,10 +152,3 @@ def _summarise(grid: Sequence[float], measured: Sequence[Measured]) -> tuple[Rat
         numbers = (float(kls[number]), float(shares[number]), float(times[number]))
         rows.append(RatioResult(ratio, value, *interval, *numbers))
     return tuple(rows)
-
-
-def _bar(shown: bool) -> Any:
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, transient=True, disable=not shown)

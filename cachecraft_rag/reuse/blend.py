@@ -34,8 +34,8 @@ class Blend(PolicyBase):
         attention = context.question_attention
         if attention is not None:
             rest = order >= 0
-            pieces = [attention[c.start : c.stop] * need for c, need in zip(context.chunks, needs, strict=True)]
-            asked = np.concatenate(pieces)
+            weighted = [own * need for own, need in zip(context.by_chunk(attention), needs, strict=True)]
+            asked = np.concatenate(weighted)
             order[rest] = np.minimum(_ranks(fixed[rest]), _ranks(-asked[rest]) + 0.5)
         return np.split(-order, np.cumsum([chunk.tokens for chunk in context.chunks])[:-1])
 

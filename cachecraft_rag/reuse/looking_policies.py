@@ -26,7 +26,7 @@ class QuestionTokens(PolicyBase):
         attention = context.question_attention
         if attention is None:
             return FirstTokens().scores(context)
-        scores = [attention[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
+        scores = context.by_chunk(attention)
         above = 1.0 + max((float(own.max()) for own in scores), default=0.0)
         for own in scores:
             own[:FIRST_TOKENS] = above + np.arange(FIRST_TOKENS, 0, -1)[: own.size]
@@ -48,4 +48,4 @@ class DeviatingTokens(PolicyBase):
         deviation = context.value_deviation
         if deviation is None:
             return FirstTokens().scores(context)
-        return [deviation[chunk.start : chunk.stop].astype(np.float64) for chunk in context.chunks]
+        return context.by_chunk(deviation)

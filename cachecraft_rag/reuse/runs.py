@@ -32,3 +32,9 @@ def first_rows(positions: Positions, max_rows: int, max_runs: int) -> int:
     new_run = np.diff(positions[:rows]) != 1
     run_of_row = np.concatenate(([1], 1 + np.cumsum(new_run)))
     return int(np.searchsorted(run_of_row, max_runs, side="right"))
+
+
+def count_in(positions: Positions, start: int, stop: int) -> int:
+    """How many of sorted `positions` lie in `start` to `stop` (exclusive)."""
+    first, last = np.searchsorted(positions, (start, stop))
+    return int(last - first)

@@ -49,6 +49,10 @@ class SelectionContext:
     question_attention: Scores | None = None
     value_deviation: Scores | None = None
 
+    def by_chunk(self, values: Scores) -> list[Scores]:
+        """Each chunk's part of `values`, one for each position of the prompt; copies."""
+        return [values[chunk.start : chunk.stop].astype(np.float64) for chunk in self.chunks]
+
 
 class SelectionPolicy(Protocol):
     """How to rank tokens for recomputation. Deterministic: the same context gives the same scores."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from cachecraft_rag.report import ChunkReport, Outcome
 from cachecraft_rag.reuse import Plan
 from cachecraft_rag.reuse.policies import recomputes_all
+from cachecraft_rag.reuse.runs import count_in
 from cachecraft_rag.vllm.classify import Finding
 from cachecraft_rag.vllm.protocol import RequestParams
 
@@ -63,5 +62,4 @@ def _computed(start: int, stop: int, plan: Plan | None, prefix_cache_tokens: int
     """Tokens of a piece that the model ran, those counted that vLLM computes itself behind the plan's end."""
     if plan is None:
         return max(0, stop - max(start, prefix_cache_tokens))
-    first, last = np.searchsorted(plan.compute, (start, stop))
-    return int(last - first) + max(0, stop - max(start, plan.end))
+    return count_in(plan.compute, start, stop) + max(0, stop - max(start, plan.end))

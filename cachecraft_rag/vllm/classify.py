@@ -15,7 +15,8 @@ from cachecraft_rag.store import Entry, KeyMaker, KvIndex
 from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.vllm.disk_tier import DiskTier
 from cachecraft_rag.vllm.protocol import RequestParams
-from cachecraft_rag.vllm.variants import Candidate, best_candidate, piece_key
+from cachecraft_rag.vllm.reservation import reserve_piece
+from cachecraft_rag.vllm.variants import Candidate, best_candidate
 
 Ids = npt.NDArray[np.int32]
 
@@ -80,9 +81,9 @@ class Classifier:
         def reads(start: int, stop: int) -> bool:
             return read_from is not None and stop > read_from and start < upper
 
-        uses_variants = get_policy(params.policy).uses_variants
-        in_front: list[PrefixChunk] = []
         head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
+        uses_variants = head_matches and get_policy(params.policy).uses_variants
+        in_front: list[PrefixChunk] = []
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
             if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
@@ -91,26 +92,28 @@ class Classifier:
                 start = self._head.size
                 if start == stop:
                     continue
-            before = tuple(in_front)
-            own = piece_key(self._keys, params.namespace, token_ids[start:stop], chunk_id)
-            in_front.append(PrefixChunk(own, stop - start))
             if chunk_id is None:
                 findings.append(Finding(PlanSegment(start, stop), None, "", number))
+                if uses_variants:
+                    in_front.append(PrefixChunk(self._keys.text(params.namespace, token_ids[start:stop]), stop - start))
                 continue
+            key = self._keys.chunk(params.namespace, token_ids[start:stop])
             canonical = head_matches and start == self._head.size
             finding = self._chunk_finding(
                 params.namespace,
                 PlanSegment(start, stop),
+                key,
                 token_ids[start:stop],
                 number,
                 (chunk_id, digest),
                 canonical=canonical,
-                in_front=before if uses_variants and head_matches else None,
+                in_front=in_front if uses_variants else None,
                 store=store and canonical and start >= lower and stop <= upper,
                 read=reads(start, stop),
             )
             self._note_document(finding, document_id)
             findings.append(finding)
+            in_front.append(PrefixChunk(key, stop - start))
         return findings
 
     def _head_finding(self, namespace: str, store: bool, read: bool) -> Finding:
@@ -122,13 +125,14 @@ class Classifier:
                 return Finding(segment, None, "", None)
             return Finding(replace(segment, handle=self._use(entry), exact=self._lossless), Outcome.HIT, "", None)
         if entry is None and store:
-            segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0, None, None))
+            segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0))
         return Finding(segment, None, "", None)
 
     def _chunk_finding(
         self,
         namespace: str,
         segment: PlanSegment,
+        key: str,
         token_ids: Ids,
         number: int,
         identity: tuple[str, str | None],
@@ -139,11 +143,10 @@ class Classifier:
         read: bool,
     ) -> Finding:
         """`in_front`: the pieces before it, where a variant may be reused; otherwise None."""
-        chunk_id, digest = identity
+        _, digest = identity
         if token_ids.size < self._min_chunk_tokens:
             reason = f"{token_ids.size} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
             return Finding(segment, Outcome.REFUSED, reason, number)
-        key = self._keys.chunk(namespace, token_ids)
         segment = replace(segment, key=key)
         found = self._disk.find(key)
         entry, variant = found.entry, None
@@ -153,7 +156,7 @@ class Classifier:
         if entry is None:
             if not store:
                 return Finding(segment, Outcome.MISS, found.reason, number)
-            handle = self._reserve(key, namespace, token_ids, segment.start, chunk_id, digest)
+            handle = self._reserve(key, namespace, token_ids, segment.start, identity)
             reason = f"{found.reason}; {STORED_NOW}" if handle is not None else f"{found.reason}, which has no room"
             return Finding(replace(segment, capture=handle), Outcome.MISS, reason, number)
         if not np.array_equal(entry.token_ids, token_ids):
@@ -191,21 +194,15 @@ class Classifier:
         return entry.handle
 
     def _reserve(
-        self, key: str, namespace: str, token_ids: Ids, start: int, chunk_id: str | None, digest: str | None
+        self,
+        key: str,
+        namespace: str,
+        token_ids: Ids,
+        start: int,
+        identity: tuple[str | None, str | None] = (None, None),
     ) -> int | None:
-        entry = self._index.reserve(
-            key,
-            namespace=namespace,
-            token_ids=token_ids.copy(),
-            nbytes=self._size.of(token_ids.size),
-            cached_at=start,
-            chunk_id=chunk_id,
-            digest=digest,
-        )
-        if entry is None:
-            return None
-        self._index.acquire(entry)
-        return entry.handle
+        entry = reserve_piece(self._index, self._size, key, namespace, token_ids, start, identity)
+        return None if entry is None else entry.handle
 
     def _note_document(self, finding: Finding, document_id: str | None) -> None:
         entry = self._index.get(finding.segment.key) if finding.segment.key is not None else None

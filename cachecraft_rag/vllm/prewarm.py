@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.answer import PrewarmReport, VariantsReport
@@ -75,28 +75,17 @@ async def prewarm(
     stored: list[str] = []
     refused: dict[str, str] = {}
     tokens = 0
-    limit = asyncio.Semaphore(_IN_FLIGHT)
-
-    async def one(number: int) -> RequestReport:
-        async with limit:
-            return await (await enqueue_prewarm(client, prompts[number], namespace)).report()
-
-    with _progress_bar(len(waiting), progress) as advance:
-        tasks = [asyncio.create_task(one(number)) for number in waiting.values()]
-        try:
-            for done in asyncio.as_completed(tasks):
-                (line,) = (await done).chunks
-                if line.outcome is Outcome.HIT:
-                    present.append(line.chunk_id)
-                elif line.reason.endswith(STORED_NOW):
-                    stored.append(line.chunk_id)
-                    tokens += line.tokens
-                else:
-                    refused[line.chunk_id] = line.reason
-                advance()
-        finally:
-            for task in tasks:
-                task.cancel()
+    new = [prompts[number] for number in waiting.values()]
+    async with aclosing(_reports(client, new, namespace, "none", progress)) as reports:
+        async for report in reports:
+            (line,) = report.chunks
+            if line.outcome is Outcome.HIT:
+                present.append(line.chunk_id)
+            elif line.reason.endswith(STORED_NOW):
+                stored.append(line.chunk_id)
+                tokens += line.tokens
+            else:
+                refused[line.chunk_id] = line.reason
     await client.flush()
     if len(missing) > len(waiting) or (pin and stored):
         await _missing(client, chunks, namespace, pin)  # documents that share a text, pins of what is stored now
@@ -123,25 +112,34 @@ async def prewarm_variants(
                 f"before them, and the model's context holds {client.max_model_len}; give at least one, and fewer"
             )
         prompts.append(prompt)
-    limit = asyncio.Semaphore(_IN_FLIGHT)
     stored = 0
+    async with aclosing(_reports(client, prompts, namespace, "all", progress)) as reports:
+        async for report in reports:
+            stored += report.variants_stored
+    await client.flush()
+    behind_others = sum(len(order) - 1 for order in orders)
+    return VariantsReport(behind_others, stored, time.perf_counter() - started)
+
+
+async def _reports(
+    client: EngineClient, prompts: Sequence[EncodedPrompt], namespace: str | None, policy: str, progress: bool
+) -> AsyncGenerator[RequestReport, None]:
+    """Send prewarms, many at once, and give their reports as they come. What is under way when it ends is aborted."""
+    limit = asyncio.Semaphore(_IN_FLIGHT)
 
     async def one(prompt: EncodedPrompt) -> RequestReport:
         async with limit:
-            return await (await enqueue_prewarm(client, prompt, namespace, "all")).report()
+            return await (await enqueue_prewarm(client, prompt, namespace, policy)).report()
 
     with _progress_bar(len(prompts), progress) as advance:
         tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
         try:
             for done in asyncio.as_completed(tasks):
-                stored += (await done).variants_stored
+                yield await done
                 advance()
         finally:
             for task in tasks:
                 task.cancel()
-    await client.flush()
-    behind_others = sum(len(order) - 1 for order in orders)
-    return VariantsReport(behind_others, stored, time.perf_counter() - started)
 
 
 def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPrompt]:

@@ -71,7 +71,7 @@ def question_attention(
     part = SlicePart(rows, message.token_ids[rows], message.block_ids, None if places is None else places[rows])
     with forward.recorder.watching(Watch(queries_of=looked_at_layers(len(forward.layers)), ends=True)) as watch:
         forward.run([part])
-    spans = [span for span in plan.pending.keys if key_of(span, 0) is not None]
+    spans = plan.pending.keys
     attention = np.zeros(plan.end, dtype=np.float64)
     if not spans:
         return attention

@@ -13,6 +13,7 @@ import numpy as np
 from cachecraft_rag.report import Outcome
 from cachecraft_rag.reuse import Plan, get_policy, make_plan
 from cachecraft_rag.reuse.policies import recomputes_all
+from cachecraft_rag.reuse.runs import count_in
 from cachecraft_rag.store import KvIndex
 from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
@@ -237,8 +238,7 @@ class SchedulerHalf:
             min_run=params.min_run,
             bucket=1 if params.prewarm else self._settings.recompute_bucket,
         )
-        remembered = self._choices.get(state.salt)
-        if plan.pending is not None and remembered is not None:
+        if plan.pending is not None and (remembered := self._choices.get(state.salt)) is not None:
             plan = plan.choose_again(remembered)
         if num_computed_tokens == 0 and plan.compute.size == end:  # nothing of it was repaired, so all of it is exact
             variants = self._variants.reserve(params, state.token_ids, end)
@@ -273,8 +273,8 @@ class SchedulerHalf:
             segment = finding.segment
             entry = self._index.get(segment.key) if finding.outcome is Outcome.HIT and segment.key else None
             if entry is not None:
-                computed = 0 if plan is None else np.ptp(np.searchsorted(plan.compute, (segment.start, segment.stop)))
-                self._index.touch(entry, float(computed) / (segment.stop - segment.start))
+                computed = 0 if plan is None else count_in(plan.compute, segment.start, segment.stop)
+                self._index.touch(entry, computed / (segment.stop - segment.start))
 
 
 def _reads(params: RequestParams) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from cachecraft_rag.kernels import RotarySpec, rotate
 from cachecraft_rag.reuse import StagedSpan
+from cachecraft_rag.reuse.runs import count_in
 from cachecraft_rag.store.device import DeviceTier
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.store.transfer import Piece, Transfer
@@ -48,8 +49,8 @@ class Stager:
             kv = self.stored(span)
             assert kv is not None
             assert self._tier is not None
-            computed = np.ptp(np.searchsorted(compute, (span.start, span.stop)))
-            self._tier.use(span.handle, kv, namespace, float(computed) / (span.stop - span.start))
+            computed = count_in(compute, span.start, span.stop)
+            self._tier.use(span.handle, kv, namespace, computed / (span.stop - span.start))
 
     @torch.inference_mode()
     def key(self, span: StagedSpan, layer: int) -> torch.Tensor | None:

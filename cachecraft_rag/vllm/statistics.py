@@ -43,26 +43,24 @@ class StatisticsMeter:
     def see(self, watch: Watch, rows: slice, positions: npt.NDArray[np.int64]) -> None:
         """Take in a slice: `rows` of what was watched are those of `positions` of the plan's prompt."""
         stop = min(int(positions[-1]) + 1, int(self._edges[-1]))
-        placed = self._forward.to_device(positions)
         edges = np.minimum(self._edges, stop).tolist()
+        placed = self._forward.to_device(positions)
+        key_positions = torch.arange(stop, device=placed.device)
+        measured = slice(*np.searchsorted(positions, (self._captures[0].start, self._edges[-1])).tolist())
         for layer in self._layers:
             key = watch.keys[layer][rows]
             held = self._keys.setdefault(layer, key.new_zeros((self._end, *key.shape[1:])))
             held[placed] = key
-            for span in self._captures:
-                first, last = np.searchsorted(positions, (span.start, span.stop))
-                if first == last:
-                    continue
-                own = slice(int(first), int(last))
-                mass = attention_mass(
-                    watch.queries[layer][rows][own],
-                    held[:stop],
-                    self._forward.layers[layer].impl.scale,
-                    placed[own],
-                    torch.arange(stop, device=placed.device),
-                    edges,
-                )
-                self._sums[span].add(positions[own] - span.start, mass.per_row_segment)
+            mass = attention_mass(
+                watch.queries[layer][rows][measured],
+                held[:stop],
+                self._forward.layers[layer].impl.scale,
+                placed[measured],
+                key_positions,
+                edges,
+            )
+            for sums in self._sums.values():
+                sums.add(positions[measured], mass.per_row_segment)
 
     def results(self) -> dict[int, AttentionStatistics]:
         """By handle, once all of the plan was seen."""
@@ -73,12 +71,15 @@ class _Sums:
     """Sums over layers. Column 0 is the head, the pieces in front follow, then the chunk itself."""
 
     def __init__(self, span: CaptureSpan) -> None:
+        self._span = span
         self._pieces = len(span.pieces)
         self._table = torch.zeros(span.stop - span.start, self._pieces + 2, dtype=torch.float64)
 
-    def add(self, tokens: npt.NDArray[np.int64], mass: torch.Tensor) -> None:
-        """`mass`: [tokens, segments], of which those behind the chunk are zero."""
-        self._table[torch.from_numpy(tokens)] += mass[:, : self._pieces + 2].double().cpu()
+    def add(self, positions: npt.NDArray[np.int64], mass: torch.Tensor) -> None:
+        """`mass`: [positions, segments], of which those behind the chunk are zero for its tokens."""
+        first, last = np.searchsorted(positions, (self._span.start, self._span.stop))
+        tokens = torch.from_numpy(positions[first:last] - self._span.start)
+        self._table[tokens] += mass[int(first) : int(last), : self._pieces + 2].double().cpu()
 
     def statistics(self, layers: int) -> AttentionStatistics:
         table = (tensor_parallel_mean(self._table) / layers).numpy().astype(np.float32)

@@ -17,6 +17,7 @@ from cachecraft_rag.store.entry import EntrySize
 from cachecraft_rag.store.eviction import lowest_ranked
 from cachecraft_rag.store.seen import SeenContext
 from cachecraft_rag.vllm.protocol import RequestParams
+from cachecraft_rag.vllm.reservation import reserve_piece
 
 Ids = npt.NDArray[np.int32]
 
@@ -80,41 +81,26 @@ class VariantKeeper:
             if start >= stop:
                 continue
             ids = token_ids[start:stop]
+            make_key = self._keys.text if chunk_id is None else self._keys.chunk
+            own = make_key(params.namespace, ids)
             if chunk_id is not None and pieces and stop <= end and stop - start >= self._min_chunk_tokens:
-                entry = self._reserve(params.namespace, ids, start, (chunk_id, digest), pieces, keys)
+                seen = SeenContext(own, tuple(keys), tuple(last - first for first, last in pieces))
+                entry = self._reserve(params.namespace, ids, start, (chunk_id, digest), seen)
                 if entry is not None and entry.handle is not None:
-                    self._index.acquire(entry)
                     if document_id is not None:
                         self._index.add_document(entry, document_id)
                     spans.append(CaptureSpan(entry.handle, start, stop, tuple(pieces)))
             pieces.append((start, stop))
-            keys.append(piece_key(self._keys, params.namespace, ids, chunk_id))
+            keys.append(own)
         return spans
 
     def _reserve(
-        self,
-        namespace: str,
-        token_ids: Ids,
-        start: int,
-        identity: tuple[str, str | None],
-        pieces: Sequence[tuple[int, int]],
-        keys: Sequence[str],
+        self, namespace: str, token_ids: Ids, start: int, identity: tuple[str, str | None], seen: SeenContext
     ) -> Entry | None:
-        key = self._keys.variant(namespace, token_ids, keys)
-        base = self._keys.chunk(namespace, token_ids)
-        if self._index.get(key) is not None or not self._make_place(base):
+        key = self._keys.variant(namespace, token_ids, seen.keys)
+        if self._index.get(key) is not None or not self._make_place(seen.base):
             return None
-        chunk_id, digest = identity
-        return self._index.reserve(
-            key,
-            namespace=namespace,
-            token_ids=token_ids.copy(),
-            nbytes=self._size.of(token_ids.size),
-            cached_at=start,
-            chunk_id=chunk_id,
-            digest=digest,
-            seen=SeenContext(base, tuple(keys), tuple(stop - first for first, stop in pieces)),
-        )
+        return reserve_piece(self._index, self._size, key, namespace, token_ids, start, identity, seen)
 
     def _make_place(self, base: str) -> bool:
         """Whether one variant more may be kept, once the lowest of those that are too many has gone."""
@@ -125,8 +111,3 @@ class VariantKeeper:
         for entry in lowest_ranked(may_go, 1):
             self._index.evict(entry)
         return len(self._index.variants(base)) < self._limit
-
-
-def piece_key(keys: KeyMaker, namespace: str, token_ids: Ids, chunk_id: str | None) -> str:
-    """What names a piece in front of a chunk."""
-    return keys.text(namespace, token_ids) if chunk_id is None else keys.chunk(namespace, token_ids)

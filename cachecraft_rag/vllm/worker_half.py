@@ -239,8 +239,9 @@ class WorkerHalf:
         started = time.perf_counter()
         plan = running.message.plan
         if plan.pending is not None:
-            pending = replace(plan.pending, question_rows=plan.pending.question_rows[-self._max_rows :])
-            plan = replace(plan, pending=pending)
+            rows = plan.pending.question_rows[-self._max_rows :]
+            keys = tuple(span for span in plan.pending.keys if self._stager.stored(span) is not None)
+            plan = replace(plan, pending=replace(plan.pending, question_rows=rows, keys=keys))
             running.message = replace(running.message, plan=plan)
         lost = [span for span in plan.staged if self._stager.stored(span) is None]
         there = [span for span in plan.staged if span not in lost]

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from cachecraft_rag.bench.machine import describe_machine
+from cachecraft_rag.bench.progress import counting_bar
 from cachecraft_rag.bench.quality.data import Question, load_questions
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
 from cachecraft_rag.bench.quality.kept_logits import KeptLogits
@@ -103,11 +104,8 @@ def _longest(model: str, questions: Sequence[Question]) -> int:
 def _measure_all(
     measurer: Measurer, count: int, variants: Sequence[Variant], timed: int, minutes: float | None, progress: bool
 ) -> None:
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
     started = time.monotonic()
-    columns = (*Progress.get_default_columns()[:-1], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True, disable=not progress) as bar:
+    with counting_bar(progress) as bar:
         for number in bar.track(range(count), description=f"questions, {len(variants) + 1} ways each"):
             if minutes is not None and time.monotonic() - started > 60.0 * minutes:
                 return

@@ -30,12 +30,18 @@ NAIVE = Variant("none", 0.0)
 RIVALS = (NO_CONTEXT, EXACT_PREFIX, NAIVE)
 
 
-def make_variants(policies: Iterable[str], ratios: Iterable[float]) -> list[Variant]:
-    """The rivals and each policy at each ratio, without repetitions: `none` and `all` are the same at every ratio."""
+def check_ratios(ratios: Iterable[float]) -> list[float]:
+    """The ratios, or `InvalidInput` for one that is no share."""
     wanted = list(ratios)
     for ratio in wanted:
         if not 0.0 <= ratio <= 1.0:
             raise InvalidInput(f"ratio {ratio!r} is not a share: give numbers from 0 (reuse all) to 1 (recompute all)")
+    return wanted
+
+
+def make_variants(policies: Iterable[str], ratios: Iterable[float]) -> list[Variant]:
+    """The rivals and each policy at each ratio, without repetitions: `none` and `all` are the same at every ratio."""
+    wanted = check_ratios(ratios)
     named = [_named(policy, ratio) for policy in policies for ratio in wanted]
     return list(dict.fromkeys([*RIVALS, *named]))
 
