@@ -42,6 +42,10 @@ def quality(
     seed: Annotated[int, typer.Option(help="Draws the order of each question's passages.")] = 0,
     dtype: DType = "auto",
     compress: Compress = None,
+    stand_in: Annotated[
+        bool,
+        typer.Option(help="Compute chunk KV behind stand-in passages, or behind the prompt's head alone."),
+    ] = True,
     together: Annotated[
         int, typer.Option(min=1, help="Ways of a question in flight at once: faster, but they have no TTFT.")
     ] = 1,
@@ -78,6 +82,7 @@ def quality(
         seed=seed,
         dtype=fitting_dtype(dtype),
         compress=compress,
+        **({} if stand_in else {"stand_in": ()}),
         together=together,
         timed=timed,
         kv_cache_gb=kv_cache_gb,

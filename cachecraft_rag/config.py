@@ -2,12 +2,13 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.stand_in import STAND_IN
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Eviction = Literal["lru", "score"]
@@ -102,6 +103,11 @@ class EngineConfig:
     # How many copies of a chunk's KV, computed behind other chunks, are kept beside its canonical one. Only prompts
     # that are computed in full leave such; "cachecraft" and "blend-variants" reuse them (risks: docs/security.md).
     keep_variants: int = 0
+    # What each chunk is computed behind when it is stored, in place of the neighbours it will have: as many of these
+    # passages as fit into a quarter of max_model_len, where that is set. It brings reused KV much nearer to that of
+    # full prefill (docs/benchmarks/quality.md). (): nothing but the prompt's head; a chunk that directly follows it is
+    # reused exactly then. What is stored serves engines with the same passages.
+    stand_in: Sequence[str] = STAND_IN
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -156,6 +162,7 @@ class EngineConfig:
             )
         for name in ("drift_guard", "drift_target"):
             self._set(name, _share(name, getattr(self, name), "from 0 to 1"))
+        self._check_stand_in()
         if self.default_system is not None and not isinstance(self.default_system, str):
             raise InvalidInput(f"default_system={self.default_system!r} is not text: give a str, or None for none")
         for name in ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "threads"):
@@ -178,6 +185,15 @@ class EngineConfig:
     def compression(self) -> Compression | None:
         """`compress` by its name."""
         return "int8" if self.compress is True else self.compress or None
+
+    def _check_stand_in(self) -> None:
+        passages = self.stand_in
+        if isinstance(passages, str) or not isinstance(passages, Sequence):
+            raise InvalidInput(f"stand_in={passages!r:.80} is no list of texts: give several passages, or () for none")
+        self._set("stand_in", tuple(passages))
+        for passage in passages:
+            if not isinstance(passage, str) or not passage.strip():
+                raise InvalidInput(f"stand_in holds {passage!r:.80}, which is no text: give passages, or () for none")
 
     def _check_text(self, name: str, way_out: str) -> None:
         value = getattr(self, name)

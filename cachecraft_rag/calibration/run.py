@@ -24,6 +24,7 @@ from cachecraft_rag.config import DEFAULT_POLICY
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.stand_in import ROOMY_CONTEXT
 from cachecraft_rag.store.directory import StoreDirectory
 from cachecraft_rag.tokenise import PromptTokenizer
 
@@ -54,7 +55,7 @@ def calibrate(
     """
     grid = _checked(policy, ratios, target, chunks_each)
     drawn = draw_samples(chunks, questions, count=samples, chunks_each=chunks_each, seed=seed)
-    needed = _longest(model, drawn, max_tokens)
+    needed = max(ROOMY_CONTEXT, _longest(model, drawn, max_tokens))
     given = {"policy": policy, "recompute_ratio": EXACT, "store_dir": store_dir, "max_model_len": needed, **options}
     with start_forced_engine(model, **given) as forced:
         asked = _ask(forced, drawn, progress)

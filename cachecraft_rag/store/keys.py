@@ -25,7 +25,7 @@ class KeyMaker:
     """Makes KV keys under one model, tokenizer, dtype and rotary configuration.
 
     `identity`: whatever the numbers depend on beside namespace and token ids (JSON-serialisable); `head_token_ids`:
-    the canonical head that chunk KV is computed behind.
+    the canonical head that chunk KV is computed behind, with what stands in for its neighbours.
     """
 
     def __init__(self, identity: Mapping[str, object], head_token_ids: Sequence[int]) -> None:
@@ -43,9 +43,9 @@ class KeyMaker:
         """sha256 (hex) of a chunk's canonical KV."""
         return self._key(b"chunk", namespace, token_bytes(token_ids))
 
-    def head(self, namespace: str) -> str:
-        """sha256 (hex) of the head's own KV."""
-        return self._key(b"head", namespace, b"")
+    def head(self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
+        """sha256 (hex) of the KV of a prompt's first tokens."""
+        return self._key(b"head", namespace, token_bytes(token_ids))
 
     def text(self, namespace: str, token_ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> str:
         """sha256 (hex) that names a piece of text between chunks; it is never stored."""

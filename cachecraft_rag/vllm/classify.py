@@ -42,20 +42,31 @@ class Classifier:
         *,
         size: EntrySize,
         min_chunk_tokens: int,
+        max_model_len: int | None = None,
+        stand_in: Sequence[int] | Ids = (),
         disk: DiskTier | None = None,
         lossless: bool = True,
     ) -> None:
-        """`lossless`: stored KV is what was computed, so that reuse behind the same prefix is exact."""
+        """`head`: what prompts begin with; `stand_in`: what follows it while the canonical KV of a chunk is computed.
+
+        `lossless`: stored KV is what was computed, so that reuse behind the same prefix is exact.
+        """
         self._index = index
         self._disk = disk or DiskTier(index, None, size)
         self._keys = keys
         self._head = np.asarray(head, dtype=np.int32)
+        self._canonical = np.concatenate((self._head, np.asarray(stand_in, dtype=np.int32)))
+        self._longest = None if max_model_len is None else max_model_len - self._canonical.size - 1
         self._size = size
         self._lossless = lossless
         self._min_chunk_tokens = min_chunk_tokens
 
     def awaits_pending(self, params: RequestParams, token_ids: Ids) -> bool:
-        """Whether a chunk of the prompt is being computed for another request right now."""
+        """Whether a chunk of the prompt, or what it is computed behind, is being computed for another request."""
+        if self.behind_stand_in(params, token_ids):
+            entry = self._index.get(self._keys.head(params.namespace, self._canonical))
+            if entry is not None and not entry.ready:
+                return True
         for start, stop, chunk_id, *_ in params.segments:
             if chunk_id is not None and stop - start >= self._min_chunk_tokens:
                 entry = self._index.get(self._keys.chunk(params.namespace, token_ids[start:stop]))
@@ -63,10 +74,14 @@ class Classifier:
                     return True
         return False
 
+    def behind_stand_in(self, params: RequestParams, token_ids: Ids) -> bool:
+        """Whether a request is there to compute the canonical KV of a chunk, behind head and stand-in passages."""
+        return params.prewarm and self._canonical.size > self._head.size and self._is_canonical(token_ids)
+
     def bytes_to_store(self, params: RequestParams) -> int:
         """Memory that the chunks of a prewarm take, if none is there yet."""
         tokens = sum(stop - start for start, stop, chunk_id, *_ in params.segments if chunk_id is not None)
-        return self._size.of(tokens) + self._size.of(self._head.size)
+        return self._size.of(tokens) + self._size.of(self._canonical.size)
 
     def classify(
         self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read_from: int | None = 0
@@ -81,24 +96,32 @@ class Classifier:
         def reads(start: int, stop: int) -> bool:
             return read_from is not None and stop > read_from and start < upper
 
-        head_matches = bool(np.array_equal(token_ids[: self._head.size], self._head))
+        is_canonical = self._is_canonical(token_ids)
+        head = self._head
+        behind_stand_in = self.behind_stand_in(params, token_ids)
+        head_matches = bool(np.array_equal(token_ids[: head.size], head))
         uses_variants = head_matches and get_policy(params.policy).uses_variants
         in_front: list[PrefixChunk] = []
         findings: list[Finding] = []
         for number, (start, stop, chunk_id, digest, document_id) in enumerate(params.segments):
-            if start == 0 and head_matches and 0 < self._head.size <= stop and chunk_id is None:
-                storable = store and lower == 0 and self._head.size <= upper
-                findings.append(self._head_finding(params.namespace, storable, reads(0, self._head.size)))
-                start = self._head.size
-                if start == stop:
-                    continue
+            if start == 0 and head_matches and 0 < head.size <= stop and chunk_id is None:
+                storable = store and lower == 0 and head.size <= upper
+                read = behind_stand_in or reads(0, head.size)
+                findings.append(self._fixed_finding(params.namespace, 0, head.size, storable, read))
+                start = head.size
+            if start == head.size and behind_stand_in and chunk_id is None:
+                storable = store and lower <= start and self._canonical.size <= upper
+                findings.append(self._fixed_finding(params.namespace, start, self._canonical.size, storable, True))
+                start = self._canonical.size
+            if start == stop:
+                continue
             if chunk_id is None:
                 findings.append(Finding(PlanSegment(start, stop), None, "", number))
                 if uses_variants:
                     in_front.append(PrefixChunk(self._keys.text(params.namespace, token_ids[start:stop]), stop - start))
                 continue
             key = self._keys.chunk(params.namespace, token_ids[start:stop])
-            canonical = head_matches and start == self._head.size
+            canonical = is_canonical and start == self._canonical.size
             finding = self._chunk_finding(
                 params.namespace,
                 PlanSegment(start, stop),
@@ -116,16 +139,22 @@ class Classifier:
             in_front.append(PrefixChunk(key, stop - start))
         return findings
 
-    def _head_finding(self, namespace: str, store: bool, read: bool) -> Finding:
-        key = self._keys.head(namespace)
+    def _is_canonical(self, token_ids: Ids) -> bool:
+        """Whether a prompt begins with what the canonical KV of chunks is computed behind."""
+        return bool(np.array_equal(token_ids[: self._canonical.size], self._canonical))
+
+    def _fixed_finding(self, namespace: str, start: int, stop: int, store: bool, read: bool) -> Finding:
+        """The head, or the stand-in passages behind it."""
+        key = self._keys.head(namespace, self._canonical[:stop])
         entry = self._disk.find(key).entry
-        segment = PlanSegment(0, self._head.size, key=key)
+        segment = PlanSegment(start, stop, key=key, cached_at=start)
         if entry is not None and entry.ready:
             if read and not self._disk.bring(entry):
                 return Finding(segment, None, "", None)
             return Finding(replace(segment, handle=self._use(entry), exact=self._lossless), Outcome.HIT, "", None)
         if entry is None and store:
-            segment = replace(segment, capture=self._reserve(key, namespace, self._head, 0))
+            handle = self._reserve(key, namespace, self._canonical[start:stop], start)
+            segment = replace(segment, capture=handle)
         return Finding(segment, None, "", None)
 
     def _chunk_finding(
@@ -146,6 +175,9 @@ class Classifier:
         _, digest = identity
         if token_ids.size < self._min_chunk_tokens:
             reason = f"{token_ids.size} tokens are fewer than min_chunk_tokens={self._min_chunk_tokens}"
+            return Finding(segment, Outcome.REFUSED, reason, number)
+        if self._longest is not None and token_ids.size > self._longest:
+            reason = f"{token_ids.size} tokens do not fit into the model's context behind head and stand-in passages"
             return Finding(segment, Outcome.REFUSED, reason, number)
         segment = replace(segment, key=key)
         found = self._disk.find(key)

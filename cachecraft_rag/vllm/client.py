@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from cachecraft_rag.vllm.settings import ConnectorSettings
+
 _OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt")
 _FLUSH_POLL_SECONDS = 0.02
 
@@ -39,12 +41,16 @@ _FLUSH_POLL_SECONDS = 0.02
 class EngineClient:
     """One AsyncLLM with the connector in it. All methods run on the loop it was started on."""
 
-    def __init__(self, config: EngineConfig, llm: AsyncLLM, tokenizer: PromptTokenizer, secret: str):
+    def __init__(
+        self, config: EngineConfig, llm: AsyncLLM, tokenizer: PromptTokenizer, settings: ConnectorSettings
+    ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self.max_model_len: int = llm.vllm_config.model_config.max_model_len
         self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
-        self.requests = Requests(llm, secret)
+        self.requests = Requests(llm, settings.secret)
+        # What each chunk is computed behind when it is stored.
+        self.canonical_head = settings.head_token_ids + settings.stand_in_token_ids
         self.model_store_dir: Path | None = None
         self._use(*reuse_defaults(config, None))
         self._stores_misses = config.store_misses and not config.read_only
@@ -59,7 +65,8 @@ class EngineClient:
             chat_template_kwargs=config.chat_template_kwargs,
         )
         settings = make_settings(config, tokenizer)
-        client = cls(config, start_async_llm(config, settings), tokenizer, settings.secret)
+        llm = start_async_llm(config, settings)
+        client = cls(config, llm, tokenizer, settings)
         if settings.store_dir is not None:
             try:
                 model = (await client.control({"op": "model"}))["model"]
@@ -266,7 +273,7 @@ class EngineClient:
                 continue
             seen.add(segment.digest)
             token_ids = encoded.token_ids[segment.start : segment.stop]
-            prompt = encode_for_prewarm(self.tokenizer.head_token_ids, token_ids, segment)
+            prompt = encode_for_prewarm(self.canonical_head, token_ids, segment)
             if len(prompt.token_ids) >= self.max_model_len:
                 continue
             waiting = await enqueue_prewarm(self, prompt, namespace)

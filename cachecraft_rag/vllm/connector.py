@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from cachecraft_rag.vllm.device_memory import DeviceMemory, make_tier, make_transfer
 from cachecraft_rag.vllm.disk_tier import open_disk
 from cachecraft_rag.vllm.identity import key_maker
+from cachecraft_rag.vllm.parent import end_with_parent
 from cachecraft_rag.vllm.protocol import ConnectorMetadata, WorkerMetadata
 from cachecraft_rag.vllm.scheduler_half import SchedulerHalf
 from cachecraft_rag.vllm.settings import ConnectorSettings
@@ -38,6 +39,7 @@ class CachecraftConnector(KVConnectorBase_V1):
         if role is KVConnectorRole.SCHEDULER:
             settings = ConnectorSettings.from_vllm_config(vllm_config)
             self._scheduler = SchedulerHalf(settings, vllm_config, kv_cache_config)
+            end_with_parent()
 
     def bind_model(self, model: torch.nn.Module, device: torch.device, memory: DeviceMemory, rank: int) -> None:
         """Worker side, once, after the model is loaded and the paged cache is allocated.

@@ -33,7 +33,7 @@ def key_maker(settings: ConnectorSettings, vllm_config: Any, kv_cache_config: An
     }
     if settings.compress is not None:
         identity["compression"] = f"{settings.compress} per channel"
-    return KeyMaker(identity, settings.head_token_ids)
+    return KeyMaker(identity, settings.head_token_ids + settings.stand_in_token_ids)
 
 
 def entry_size(settings: ConnectorSettings, kv_cache_config: Any) -> EntrySize:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.errors import CachecraftError, InvalidInput
+from cachecraft_rag.stand_in import stand_in_token_ids
 from cachecraft_rag.tokenise import PromptTokenizer
 from cachecraft_rag.vllm.versions import check_version
 
@@ -48,6 +49,7 @@ def make_settings(config: EngineConfig, tokenizer: PromptTokenizer) -> Connector
         keep_variants=config.keep_variants,
         compress=config.compression,
         device_store_bytes=int((config.device_store_gb or 0.0) * GIB),
+        stand_in_token_ids=stand_in_token_ids(config.stand_in, tokenizer, config.max_model_len),
     )
 
 

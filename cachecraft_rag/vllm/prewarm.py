@@ -143,7 +143,7 @@ async def _reports(
 
 
 def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPrompt]:
-    head = client.tokenizer.head_token_ids
+    head = client.canonical_head
     prompts = []
     for chunk in chunks:
         token_ids = client.tokenizer.encode_chunk(chunk)
@@ -151,8 +151,9 @@ def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPr
         prompt = encode_for_prewarm(head, token_ids, segment)
         if len(prompt.token_ids) >= client.max_model_len:
             raise InvalidInput(
-                f"chunk {chunk.id} has {len(token_ids)} tokens, and {len(head)} of the head come before it, but the "
-                f"model's context holds {client.max_model_len}; split it into smaller chunks"
+                f"chunk {chunk.id} has {len(token_ids)} tokens, and {len(head)} of head and stand-in passages come "
+                f"before it, but the model's context holds {client.max_model_len}; split it into smaller chunks, or "
+                "give stand_in=()"
             )
         prompts.append(prompt)
     return prompts

@@ -67,6 +67,8 @@ class SchedulerHalf:
             head,
             size=size,
             min_chunk_tokens=least,
+            max_model_len=vllm_config.model_config.max_model_len,
+            stand_in=settings.stand_in_token_ids,
             disk=self._disk,
             lossless=settings.compress is None,
         )
@@ -240,7 +242,8 @@ class SchedulerHalf:
         )
         if plan.pending is not None and (remembered := self._choices.get(state.salt)) is not None:
             plan = plan.choose_again(remembered)
-        if num_computed_tokens == 0 and plan.compute.size == end:  # nothing of it was repaired, so all of it is exact
+        in_full = num_computed_tokens == 0 and plan.compute.size == end  # nothing was repaired, so all of it is exact
+        if in_full and not self._classifier.behind_stand_in(params, state.token_ids):
             variants = self._variants.reserve(params, state.token_ids, end)
             plan = replace(plan, captures=(*plan.captures, *variants))
         if params.prewarm and not plan.captures:

@@ -7,10 +7,13 @@ from typing import Any
 
 from cachecraft_rag.errors import InvalidInput
 
+_TOKEN_IDS = ("head_token_ids", "stand_in_token_ids")
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
-    """`secret` goes into cache salts; `head_token_ids` is the canonical head that chunk KV is computed behind.
+    """`secret` goes into cache salts; `head_token_ids` is the head of prompts with the default system text, and
+    `stand_in_token_ids` what follows it while the canonical KV of chunks is computed.
 
     `store_dir`: folder of the disk tier, None for none; `read_only`: nothing is stored, in no tier; `recompute_bucket`:
     the number of computed tokens is a multiple of it; `keep_variants`: of each chunk, at most; `compress`: KV is kept
@@ -33,9 +36,10 @@ class ConnectorSettings:
     keep_variants: int = 0
     compress: str | None = None
     device_store_bytes: int = 0
+    stand_in_token_ids: tuple[int, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
-        return {**asdict(self), "head_token_ids": list(self.head_token_ids)}
+        return {**asdict(self), **{name: list(getattr(self, name)) for name in _TOKEN_IDS}}
 
     @classmethod
     def from_vllm_config(cls, vllm_config: Any) -> ConnectorSettings:
@@ -44,4 +48,4 @@ class ConnectorSettings:
             raise InvalidInput(
                 "kv_connector_extra_config has no 'cachecraft' section; start it with ChunkEngine, which fills it"
             )
-        return cls(**{**wire, "head_token_ids": tuple(wire["head_token_ids"])})
+        return cls(**{**wire, **{name: tuple(wire[name]) for name in _TOKEN_IDS}})

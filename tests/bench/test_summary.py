@@ -91,7 +91,8 @@ def test_json_and_back(result):
     again = QualityResult.from_dict(json.loads(json.dumps(result.to_dict())))
     assert again == result
     assert str(again) == str(result)
-    assert "4 of 10 questions, m in float32; " in str(result)
+    assert "4 of 10 questions, m in float32, chunks computed alone; " in str(result)
+    assert "alone" not in str(replace(result, alone=False))
     assert "TTFT of 4 questions" in str(result)
     assert "kept as fp8" in str(replace(result, compress="fp8"))
     assert all(math.isfinite(variant.share) for variant in again.variants)

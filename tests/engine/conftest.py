@@ -56,6 +56,13 @@ def sliced_engine() -> Iterator[ChunkEngine]:
 
 
 @pytest.fixture(scope="session")
+def alone_engine() -> Iterator[ChunkEngine]:
+    """Its chunks are computed behind the head alone, so that one which follows it is reused exactly; small batches."""
+    with started(max_num_batched_tokens=256, stand_in=()) as other:
+        yield other
+
+
+@pytest.fixture(scope="session")
 def start_engine() -> Callable[..., Any]:
     """A context manager for an engine of its own: `with start_engine(max_num_batched_tokens=256) as engine:`."""
     return started

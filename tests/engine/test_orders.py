@@ -10,15 +10,15 @@ from cachecraft_rag.verification.compare import compare
 SAMPLING = {"max_tokens": 4, "logprobs": 5}
 
 
-def test_every_permutation_hits_at_new_offsets(engine, passages, outcomes):
+def test_every_permutation_hits_at_new_offsets(alone_engine, passages, outcomes):
     chunks = passages(3)
-    engine.prewarm(chunks, progress=False)
-    sizes = {chunk.id: len(engine.tokenizer.encode_chunk(chunk)) for chunk in chunks}
-    head = len(engine.tokenizer.head_token_ids)
+    alone_engine.prewarm(chunks, progress=False)
+    sizes = {chunk.id: len(alone_engine.tokenizer.encode_chunk(chunk)) for chunk in chunks}
+    head = len(alone_engine.tokenizer.head_token_ids)
     orders = list(itertools.permutations(chunks))
     prompts = [ChunkPrompt.chat(order, "Who teaches geometry?") for order in orders]
     for order, prompt in zip(orders, prompts, strict=True):
-        answer = engine.generate(prompt, max_tokens=1)
+        answer = alone_engine.generate(prompt, max_tokens=1)
         assert outcomes(answer) == ["HIT"] * 3
         expected, offset = [], head
         for chunk in order:
@@ -26,17 +26,17 @@ def test_every_permutation_hits_at_new_offsets(engine, passages, outcomes):
             offset += sizes[chunk.id]
         assert [(line.chunk_id, line.offset, line.tokens) for line in answer.report.chunks] == expected
         assert [line.exact for line in answer.report.chunks] == [True, False, False]
-    plain = engine.generate_batch(prompts, reuse=False, fresh=True, **SAMPLING)
-    ours = engine.generate_batch(prompts, recompute_ratio=1.0, **SAMPLING)
+    plain = alone_engine.generate_batch(prompts, reuse=False, fresh=True, **SAMPLING)
+    ours = alone_engine.generate_batch(prompts, recompute_ratio=1.0, **SAMPLING)
     differences = [compare(*pair) for pair in zip(plain, ours, strict=True)]
     assert all(difference.parts_at is None and difference.logprob < 1e-3 for difference in differences)
 
 
-def test_hit_miss_hit_computes_only_what_it_must(engine, passages, outcomes, assert_exact):
+def test_hit_miss_hit_computes_only_what_it_must(alone_engine, passages, outcomes, assert_exact):
     a, new, b = passages(3, 5)
-    engine.prewarm([a, b], progress=False)
+    alone_engine.prewarm([a, b], progress=False)
     prompt = ChunkPrompt.chat([a, new, b], "Who grows pears?")
-    answer = engine.generate(prompt, recompute_ratio=0.1, **SAMPLING)
+    answer = alone_engine.generate(prompt, recompute_ratio=0.1, **SAMPLING)
     assert outcomes(answer) == ["HIT", "MISS", "HIT"]
     first, missed, last = answer.report.chunks
     assert first.recomputed == 0
@@ -44,7 +44,7 @@ def test_hit_miss_hit_computes_only_what_it_must(engine, passages, outcomes, ass
     assert last.recomputed == -(-last.tokens // 10)
     question = answer.prompt_tokens - last.offset - last.tokens
     assert answer.report.computed_tokens == missed.tokens + last.recomputed + question
-    assert_exact(engine, prompt)
+    assert_exact(alone_engine, prompt)
 
 
 def test_a_new_first_chunk_leaves_the_others_hits(engine, passages, outcomes, assert_exact):

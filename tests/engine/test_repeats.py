@@ -36,15 +36,15 @@ def test_a_miss_is_stored_and_hit_by_the_next_request(engine, passages, outcomes
     assert_exact(engine, moved)
 
 
-def test_a_stored_first_chunk_is_exact_without_any_recompute(engine, passages, assert_exact):
+def test_a_stored_first_chunk_is_exact_without_any_recompute(alone_engine, passages, assert_exact):
     (chunk,) = passages(1, 8)
-    engine.prewarm([chunk], progress=False)
+    alone_engine.prewarm([chunk], progress=False)
     prompt = ChunkPrompt.chat([chunk], "Who paints doors?")
-    answer = engine.generate(prompt, policy="none", **SAMPLING)
+    answer = alone_engine.generate(prompt, policy="none", **SAMPLING)
     (line,) = answer.report.chunks
     assert (line.outcome, line.recomputed, line.exact) == ("HIT", 0, True)
     assert answer.report.computed_tokens == answer.prompt_tokens - line.offset - line.tokens
-    assert_exact(engine, prompt, answer)
+    assert_exact(alone_engine, prompt, answer)
 
 
 @pytest.mark.parametrize("policy", ["none", "first", "all"])

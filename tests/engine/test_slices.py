@@ -15,19 +15,19 @@ def test_misses_take_several_slices_and_are_exact(sliced_engine, passages, outco
     assert_exact(sliced_engine, prompt, answer)
 
 
-def test_a_chunk_longer_than_a_slice_is_stored_whole_and_reused(sliced_engine, passages, outcomes, assert_exact):
+def test_a_chunk_longer_than_a_slice_is_stored_whole_and_reused(alone_engine, passages, outcomes, assert_exact):
     (long,) = passages(1, 20)
     (short,) = passages(1)
-    tokens = len(sliced_engine.tokenizer.encode_chunk(long))
+    tokens = len(alone_engine.tokenizer.encode_chunk(long))
     assert tokens > 2 * 256
-    report = sliced_engine.prewarm([long, short], progress=False)
+    report = alone_engine.prewarm([long, short], progress=False)
     assert set(report.stored) == {long.id, short.id}
-    exact = sliced_engine.generate(ChunkPrompt.chat([long], QUESTION), policy="none", **SAMPLING)
+    exact = alone_engine.generate(ChunkPrompt.chat([long], QUESTION), policy="none", **SAMPLING)
     assert exact.report.chunks[0].recomputed == 0
-    assert_exact(sliced_engine, ChunkPrompt.chat([long], QUESTION), exact)
-    moved = sliced_engine.generate(ChunkPrompt.chat([short, long], QUESTION), **SAMPLING)
+    assert_exact(alone_engine, ChunkPrompt.chat([long], QUESTION), exact)
+    moved = alone_engine.generate(ChunkPrompt.chat([short, long], QUESTION), **SAMPLING)
     assert outcomes(moved) == ["HIT", "HIT"]
-    assert_exact(sliced_engine, ChunkPrompt.chat([short, long], QUESTION))
+    assert_exact(alone_engine, ChunkPrompt.chat([short, long], QUESTION))
 
 
 def test_hits_over_several_slices_equal_plain_prefill_beside_others(sliced_engine, passages):

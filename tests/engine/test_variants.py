@@ -11,7 +11,8 @@ OPTIONS = {"policy": "cachecraft", "recompute_ratio": 0.3}
 
 @pytest.fixture(scope="module")
 def keeper(start_engine):
-    with start_engine(keep_variants=2, max_num_batched_tokens=256, enable_prefix_caching=False) as engine:
+    options = {"keep_variants": 2, "stand_in": ()}
+    with start_engine(max_num_batched_tokens=256, enable_prefix_caching=False, **options) as engine:
         yield engine
 
 
@@ -80,11 +81,11 @@ def test_deleting_a_chunk_takes_its_variants(keeper, passages):
 
 def test_they_survive_a_restart_on_disk(start_engine, passages, tmp_path):
     chunks = passages(3)
-    with start_engine(keep_variants=1, store_dir=tmp_path) as engine:
+    with start_engine(keep_variants=1, stand_in=(), store_dir=tmp_path) as engine:
         engine.prewarm(chunks, progress=False)
         engine.prewarm_variants([chunks], progress=False)
         before = engine.generate(ask(chunks[::-1]), **OPTIONS, **SAMPLING)
-    with start_engine(keep_variants=1, store_dir=tmp_path) as engine:
+    with start_engine(keep_variants=1, stand_in=(), store_dir=tmp_path) as engine:
         assert engine.stats()["variants"] == 2
         after = engine.generate(ask(chunks[::-1]), **OPTIONS, **SAMPLING)
         assert all(chunk.exact for chunk in engine.generate(ask(chunks), **OPTIONS, **SAMPLING).report.chunks)

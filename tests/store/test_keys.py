@@ -34,7 +34,7 @@ def maker(head=HEAD, **changes):
 def test_any_change_of_identity_changes_every_key(name):
     changed = maker(**{name: "other"})
     assert changed.chunk("a", (5, 6)) != maker().chunk("a", (5, 6))
-    assert changed.head("a") != maker().head("a")
+    assert changed.head("a", (1, 2)) != maker().head("a", (1, 2))
 
 
 def test_a_new_field_of_the_identity_changes_the_key():
@@ -44,7 +44,7 @@ def test_a_new_field_of_the_identity_changes_the_key():
 @pytest.mark.parametrize("head", [(), (1,), (1, 2), (3, 2, 1), (1, 2, 3, 4)])
 def test_another_head_changes_the_key(head):
     assert maker(head).chunk("a", (5, 6)) != maker().chunk("a", (5, 6))
-    assert maker(head).head("a") != maker().head("a")
+    assert maker(head).head("a", (1, 2)) != maker().head("a", (1, 2))
 
 
 @given(IDS, IDS)
@@ -55,7 +55,7 @@ def test_other_token_ids_other_key(ours, theirs):
 @given(st.text(max_size=8), st.text(max_size=8), IDS)
 def test_another_namespace_another_key(ours, theirs, ids):
     assert (maker().chunk(ours, ids) == maker().chunk(theirs, ids)) == (ours == theirs)
-    assert (maker().head(ours) == maker().head(theirs)) == (ours == theirs)
+    assert (maker().head(ours, (1, 2)) == maker().head(theirs, (1, 2))) == (ours == theirs)
 
 
 @given(IDS, IDS)
@@ -69,7 +69,12 @@ def test_the_namespace_does_not_run_into_the_token_ids():
 
 
 def test_a_head_is_never_a_chunk():
-    assert maker().head("a") != maker().chunk("a", ())
+    assert maker().head("a", (1, 2)) != maker().chunk("a", (1, 2))
+
+
+@given(IDS, IDS)
+def test_other_first_tokens_other_head(ours, theirs):
+    assert (maker().head("a", ours) == maker().head("a", theirs)) == (ours == theirs)
 
 
 @given(IDS)
@@ -89,7 +94,7 @@ def test_the_order_of_the_identity_does_not_matter():
 def test_keys_are_the_same_in_every_process():
     program = (
         "from cachecraft_rag.store import KeyMaker; "
-        f"keys = KeyMaker({IDENTITY!r}, {HEAD!r}); print(keys.chunk('é', (5, 6)), keys.head('é'))"
+        f"keys = KeyMaker({IDENTITY!r}, {HEAD!r}); print(keys.chunk('é', (5, 6)), keys.head('é', (1, 2)))"
     )
     outputs = {
         subprocess.run(
@@ -97,7 +102,7 @@ def test_keys_are_the_same_in_every_process():
         ).stdout.strip()
         for seed in ("0", "1", "777")
     }
-    assert outputs == {f"{maker().chunk('é', (5, 6))} {maker().head('é')}"}
+    assert outputs == {f"{maker().chunk('é', (5, 6))} {maker().head('é', (1, 2))}"}
 
 
 def test_token_bytes_are_little_endian_int32():

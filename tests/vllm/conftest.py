@@ -36,7 +36,8 @@ def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, ranks=1, **optio
     }
     settings = ConnectorSettings(**{**given, **options})
     text = SimpleNamespace(rope_parameters={"rope_theta": 1e4})
-    model = SimpleNamespace(hf_text_config=text, revision=None, dtype="float32", quantization=None)
+    fields = {"revision": None, "dtype": "float32", "quantization": None, "max_model_len": 1000}
+    model = SimpleNamespace(hf_text_config=text, **fields)
     spec = SimpleNamespace(dtype=SimpleNamespace(itemsize=4), num_kv_heads=1, head_size=4)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["0", "1"], kv_cache_spec=spec)])
     config = SimpleNamespace(model_config=model, parallel_config=SimpleNamespace(tensor_parallel_size=ranks))

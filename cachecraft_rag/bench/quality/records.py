@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cachecraft_rag.bench.quality.variants import Variant
+from cachecraft_rag.bench.quality.variants import PLAIN, Variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,29 @@ class Records:
     Lines of other runs (another model, prompt, ...) and a line cut short are passed over.
     """
 
-    def __init__(self, path: Path | None, run: str) -> None:
-        """`path` None keeps all in memory. `run`: digest of all but question and variant that a record depends on."""
+    def __init__(self, path: Path | None, run: str, reusing_run: str | None = None) -> None:
+        """`path` None keeps all in memory. `run`: digest of all but question and variant that a record depends on.
+
+        `reusing_run`: that of the ways that reuse stored KV, where it depends on more.
+        """
         self._path = path
-        self._run = run
-        self._found: dict[tuple[str, str], Record] = {}
+        self._plain_run = run
+        self._reusing_run = run if reusing_run is None else reusing_run
+        self._found: dict[tuple[str, str, str], Record] = {}
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 self._read(line)
 
     def get(self, question: str, variant: Variant) -> Record | None:
         """`question`: its digest."""
-        return self._found.get((question, str(variant)))
+        return self._found.get((self._run(variant), question, str(variant)))
 
     def add(self, question: str, variant: Variant, record: Record) -> None:
-        self._found[question, str(variant)] = record
+        run = self._run(variant)
+        self._found[run, question, str(variant)] = record
         if self._path is None:
             return
-        fields = {"run": self._run, "question": question, "variant": str(variant), **asdict(record)}
+        fields = {"run": run, "question": question, "variant": str(variant), **asdict(record)}
         with self._path.open("a+b") as file:
             if file.tell() > 0:
                 file.seek(-1, 2)
@@ -72,5 +77,8 @@ class Records:
             record = Record(**{**fields, **{name: tuple(fields[name]) for name in ("token_ids", "kl", "agrees")}})
         except (ValueError, KeyError, TypeError, AttributeError):
             return
-        if run == self._run:
-            self._found[question, variant] = record
+        if run in (self._plain_run, self._reusing_run):
+            self._found[run, question, variant] = record
+
+    def _run(self, variant: Variant) -> str:
+        return self._plain_run if variant in PLAIN else self._reusing_run

@@ -61,7 +61,8 @@ _ESTIMATES = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "a
 class QualityResult:
     """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0.
 
-    `compress`: how the KV of chunks was kept in 8 bits, None where it was not.
+    `compress`: how the KV of chunks was kept in 8 bits, None where it was not; `alone`: whether it was computed behind
+    the prompt's head alone, without stand-in passages.
     """
 
     model: str
@@ -77,6 +78,7 @@ class QualityResult:
     variants: tuple[VariantResult, ...]
     machine: dict[str, Any]
     compress: str | None = None
+    alone: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,6 +108,7 @@ class QualityResult:
     def heading(self) -> str:
         of = f" of {self.asked}" if self.questions < self.asked else ""
         kept = f", chunk KV kept as {self.compress}" if self.compress else ""
+        kept += ", chunks computed alone" if self.alone else ""
         return f"{self.data}: {self.questions}{of} questions, {self.model} in {self.dtype}{kept}"
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.engine import ChunkEngine
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.stand_in import ROOMY_CONTEXT
 from cachecraft_rag.tokenise import PromptTokenizer
 
 _FORMAT = 2  # of records; raise it when what they hold changes its meaning
@@ -67,21 +68,24 @@ def bench_quality(
     defaults = {
         "dtype": dtype,
         "kv_cache_gb": 2.0,
-        "max_model_len": _longest(model, questions) + max_tokens,
+        "max_model_len": max(ROOMY_CONTEXT, _longest(model, questions) + max_tokens),
         "keep_variants": int(any(get_policy(policy).uses_variants for policy in policies)),
     }
     with start_forced_engine(model, **{**defaults, **options}) as forced:
         engine = forced.engine
-        run = run_digest(engine, max_tokens=max_tokens, min_run=min_run)
+        run, reusing_run = run_digests(engine, max_tokens=max_tokens, min_run=min_run)
         lengths = {"max_tokens": max_tokens, "min_run": min_run}
         kept = KeptLogits(logits, run)
-        measurer = Measurer(forced, questions, Records(records, run), kept, together=together, **lengths)
+        measurer = Measurer(forced, questions, Records(records, run, reusing_run), kept, together=together, **lengths)
         _measure_all(measurer, len(questions), variants, timed, minutes, progress)
         return _result(forced, measurer, questions, variants, name=data.stem, seed=seed, **lengths)
 
 
-def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
-    """sha256 (hex) of all but question and variant that a record depends on."""
+def run_digests(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> tuple[str, str]:
+    """sha256 (hex) of all but question and variant that a record depends on: of a plain request's, of a reusing one's.
+
+    They are the same where chunks are stored as computed behind the head alone.
+    """
     from cachecraft_rag.vllm.launch import make_settings
     from cachecraft_rag.vllm.versions import check_version
 
@@ -92,6 +96,11 @@ def run_digest(engine: ChunkEngine, *, max_tokens: int, min_run: int) -> str:
         *(engine.dtype, check_version(), max_tokens, min_run),
         *(settings.compress, settings.min_chunk_tokens, settings.recompute_bucket),
     ]
+    stand_in = [list(settings.stand_in_token_ids)] if settings.stand_in_token_ids else []
+    return _sha256(content), _sha256(content + stand_in)
+
+
+def _sha256(content: list[Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
@@ -149,4 +158,5 @@ def _result(
         variants=summarise(answered, answers),
         machine=describe_machine(),
         compress=engine.config.compression,
+        alone=not engine.config.stand_in,
     )

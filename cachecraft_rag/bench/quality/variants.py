@@ -27,6 +27,7 @@ FULL = Variant("full prefill")
 NO_CONTEXT = Variant("no context")
 EXACT_PREFIX = Variant("exact prefix")
 NAIVE = Variant("none", 0.0)
+PLAIN = (FULL, NO_CONTEXT, EXACT_PREFIX)  # those that reuse nothing stored
 RIVALS = (NO_CONTEXT, EXACT_PREFIX, NAIVE)
 
 
