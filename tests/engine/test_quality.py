@@ -89,7 +89,7 @@ def test_the_share_is_what_was_run(measured, questions):
     assert all(record.share == 0.0 for record in records(measured, NO_CONTEXT))
     for ratio in RATIOS[1:-1]:
         for record in records(measured, Variant("first", ratio)):
-            assert 0.5 * ratio < record.share < ratio + 0.01  # head and first chunk are reused exactly
+            assert 0.5 * ratio < record.share < ratio + 0.01  # the head is reused exactly
 
 
 def test_no_context_is_the_farthest_away(measured):
@@ -195,7 +195,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(questions, tmp_path, monk
             run(tmp_path / "cut.jsonl")
     resumed = run(tmp_path / "cut.jsonl")
     assert len((tmp_path / "cut.jsonl").read_text().splitlines()) == 2 * 5
-    assert flat(resumed) == pytest.approx(flat(whole), abs=1e-6, nan_ok=True)
+    assert flat(resumed) == pytest.approx(flat(whole), rel=1e-4, abs=1e-5, nan_ok=True)  # other batch shapes
 
 
 def flat(result) -> list[float]:
