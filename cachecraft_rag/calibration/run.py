@@ -91,7 +91,7 @@ def _checked(policy: str, ratios: Sequence[float], target: float, chunks_each: i
     if not 0.0 < target <= 1.0:
         raise InvalidInput(f"target={target!r} is not a share above 0: give the least agreement, such as 0.98")
     if chunks_each < 2:
-        raise InvalidInput(f"chunks_each={chunks_each} must be at least 2: a chunk alone says nothing of prompts that hold several")
+        raise InvalidInput(f"chunks_each={chunks_each} must be at least 2: a chunk alone says nothing of several")
     grid = sorted({ratio for ratio in check_ratios(ratios) if ratio < EXACT})
     if not grid:
         raise InvalidInput(f"ratios={list(ratios)!r} hold none below 1, which is exact: there is nothing to measure")
