@@ -56,7 +56,8 @@ class Classifier:
         self._keys = keys
         self._head = np.asarray(head, dtype=np.int32)
         self._canonical = np.concatenate((self._head, np.asarray(stand_in, dtype=np.int32)))
-        self._longest = None if max_model_len is None else max_model_len - self._canonical.size - 1
+        # A request that stores a chunk has one token behind it, and vLLM wants room for one more.
+        self._longest = None if max_model_len is None else max_model_len - self._canonical.size - 2
         self._size = size
         self._lossless = lossless
         self._min_chunk_tokens = min_chunk_tokens

@@ -274,8 +274,6 @@ class EngineClient:
             seen.add(segment.digest)
             token_ids = encoded.token_ids[segment.start : segment.stop]
             prompt = encode_for_prewarm(self.canonical_head, token_ids, segment)
-            if len(prompt.token_ids) >= self.max_model_len:
-                continue
             waiting = await enqueue_prewarm(self, prompt, namespace)
             task = asyncio.create_task(waiting.report())
             self._background.add(task)

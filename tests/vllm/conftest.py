@@ -22,7 +22,7 @@ CHUNK_TOKENS = 20
 BYTES = 2 * 2 * 1 * 4 * 4  # of a token: K and V, layers, heads, size, float32
 
 
-def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, ranks=1, **options):
+def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, ranks=1, max_model_len=1000, **options):
     given = {
         "store_bytes": store_tokens * BYTES,
         "min_chunk_tokens": 8,
@@ -36,7 +36,7 @@ def make(store_tokens=1000, store_dir=None, disk_bytes=1 << 20, ranks=1, **optio
     }
     settings = ConnectorSettings(**{**given, **options})
     text = SimpleNamespace(rope_parameters={"rope_theta": 1e4})
-    fields = {"revision": None, "dtype": "float32", "quantization": None, "max_model_len": 1000}
+    fields = {"revision": None, "dtype": "float32", "quantization": None, "max_model_len": max_model_len}
     model = SimpleNamespace(hf_text_config=text, **fields)
     spec = SimpleNamespace(dtype=SimpleNamespace(itemsize=4), num_kv_heads=1, head_size=4)
     cache = SimpleNamespace(kv_cache_groups=[SimpleNamespace(layer_names=["0", "1"], kv_cache_spec=spec)])

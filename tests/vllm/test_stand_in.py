@@ -1,5 +1,6 @@
 """Chunks that are stored as computed behind stand-in passages."""
 
+import numpy as np
 import pytest
 
 HEAD = (1, 2, 3, 4)
@@ -130,6 +131,19 @@ def test_what_does_not_fit_behind_them_is_refused_with_the_reason(start):
     report = engine.serve(HEAD, A, QUESTION)
     assert outcomes(report) == ["REFUSED"]
     assert report.chunks[0].reason.startswith("20 tokens do not fit into the model's context behind head and stand-in")
+
+
+@pytest.mark.parametrize(("max_model_len", "outcome"), [(31, "MISS"), (30, "REFUSED")])
+def test_what_a_prewarm_could_not_hold_is_refused_and_nothing_shorter(start, max_model_len, outcome):
+    """Head and passages are 9 tokens, the chunk 20; its request has one more, and must be shorter than the context."""
+    classifier = start(max_model_len=max_model_len).half._classifier
+    params, ids = start().params(HEAD, A, QUESTION)
+    (finding,) = (
+        finding
+        for finding in classifier.classify(params, np.array(ids, dtype=np.int32), store=False, lower=0, upper=26)
+        if finding.outcome is not None
+    )
+    assert finding.outcome.value == outcome
 
 
 def test_stores_of_other_passages_are_strangers(make_fake_engine, start, tmp_path):
