@@ -1,4 +1,4 @@
-"""`cachecraft bench data`, `quality` and `plot`: answers over reused chunks beside those of full prefill."""
+"""`cachecraft bench data`, `quality`, `plot`, `tables`, `compare`: answers over reused chunks beside full prefill's."""
 
 from __future__ import annotations
 
@@ -106,3 +106,32 @@ def plot(
 
     for path in write_page(files, out):
         typer.echo(path)
+
+
+@quality_app.command()
+def tables(
+    files: Annotated[list[Path], typer.Argument(help="What bench quality --json wrote.")],
+    ratios: Annotated[str, typer.Option(help="Ratios that are shown in full, with commas.")] = "0.15",
+) -> None:
+    """The results as tables in Markdown."""
+    from cachecraft_rag.bench.quality.result import QualityResult
+    from cachecraft_rag.bench.quality.tables import result_tables
+
+    wanted = shares(ratios)
+    typer.echo("\n\n".join(result_tables(QualityResult.read(file), wanted) for file in files))
+
+
+@quality_app.command()
+def compare(
+    one: Annotated[Path, typer.Argument(help="What bench quality --json wrote.")],
+    other: Annotated[Path, typer.Argument(help="Another of the same data, such as of another kind of chunk KV.")],
+    ways: Annotated[str, typer.Option(help="Such as 'blend 0.15', with commas; all that reuse chunks if empty.")] = "",
+    over: Annotated[
+        str | None, typer.Option(help="The way of OTHER that each is set against, if not the same one.")
+    ] = None,
+) -> None:
+    """KL and F1 of ways of one result over those of another, question by question, as a table in Markdown."""
+    from cachecraft_rag.bench.quality.result import QualityResult
+    from cachecraft_rag.bench.quality.tables import comparison_table
+
+    typer.echo(comparison_table(QualityResult.read(one), QualityResult.read(other), listed(ways), over))

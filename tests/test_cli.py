@@ -174,11 +174,31 @@ def test_bench_data_writes_what_bench_quality_reads(invoke, tmp_path):
     assert [passage["title"] for passage in written["passages"]] == [f"T{n}" for n in (7, 2, 0, 1, 3, 4, 5, 6, 8, 9)]
 
 
-def test_bench_plot_names_a_file_that_is_no_result(invoke, tmp_path):
-    (tmp_path / "x.json").write_text("{}")
-    result = invoke("bench", "plot", tmp_path / "x.json", "--out", tmp_path / "page.html")
+@pytest.mark.parametrize("command", ["plot", "tables", "compare"])
+def test_bench_names_a_file_that_is_no_result(invoke, tmp_path, command):
+    file = tmp_path / "x.json"
+    file.write_text("{}")
+    rest = {"plot": ["--out", tmp_path / "page.html"], "tables": [], "compare": [file]}[command]
+    result = invoke("bench", command, file, *rest)
     assert result.exit_code == 2
     assert "not a result of the quality benchmark" in result.stderr
+
+
+def test_bench_tables_and_compare_print_markdown(invoke, tmp_path):
+    file = tmp_path / "x.json"
+    estimate = {"value": 0.5, "low": 0.25, "high": 0.75}
+    names = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "agreement", "kl", "kl_of_naive")
+    way = {"name": "blend", "ratio": 0.15, "share": 0.15, "first_token_ratio": None, "timed": 0}
+    way |= dict.fromkeys(names, estimate) | {"f1_each": [1.0, 0.0], "kl_each": [0.25, 0.75]}
+    fields = {"model": "m", "dtype": "float32", "data": "set", "questions": 2, "asked": 2, "max_tokens": 16}
+    fields |= {"min_run": 1, "seed": 0, "context_tokens": 100.0, "full_fails": 0.5, "machine": {}}
+    file.write_text(json.dumps({**fields, "variants": [way], "question_ids": ["a", "b"]}))
+    result = invoke("bench", "tables", file, "--ratios", "0.15")
+    assert result.exit_code == 0, result.output
+    assert "| `blend` | 0.500 (15.0%) |" in result.stdout
+    result = invoke("bench", "compare", file, file, "--ways", "blend 0.15")
+    assert result.exit_code == 0, result.output
+    assert "| `blend 0.15` | 0.500 | 0.500 | 1.00 | 0.50 | 0.50 | 1.00 |" in result.stdout
 
 
 def test_demo_without_options_leaves_all_to_the_demonstration(invoke, calls):

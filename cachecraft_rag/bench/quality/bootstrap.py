@@ -29,3 +29,8 @@ def paired_bootstrap(
         return None
     low, high = np.quantile(values, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(low), float(high)
+
+
+def divided(values: Columns, others: Columns) -> Columns:
+    """Element by element; NaN where there is nothing to divide by."""
+    return np.divide(values, others, out=np.full_like(values, np.nan), where=others > 0)

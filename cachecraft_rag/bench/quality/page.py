@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
@@ -43,7 +42,7 @@ def write_page(files: Sequence[Path], page: Path) -> list[Path]:
     pictures: dict[Path, bytes] = {}
     sections = []
     for file in files:
-        result = _load(file)
+        result = QualityResult.read(file)
         picture = page.with_name(f"{file.stem}.png")
         if picture in pictures:
             raise InvalidInput(f"two results are named {file.stem!r}, and so would be their pictures: rename one")
@@ -73,12 +72,3 @@ F1 0 on {result.full_fails:.0%} of the questions.</p>
 </table>
 <img alt="{escape(result.heading)}" src="data:image/png;base64,{b64encode(png).decode()}">
 </section>"""
-
-
-def _load(file: Path) -> QualityResult:
-    try:
-        return QualityResult.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise InvalidInput(f"{file} cannot be read ({error.strerror}); give a result of bench quality") from error
-    except ValueError as error:
-        raise InvalidInput(f"{file}: {error}") from error

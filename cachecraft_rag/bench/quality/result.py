@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from cachecraft_rag.bench.quality.variants import Variant
@@ -32,7 +34,8 @@ class VariantResult:
     full prefill's answer where the best token is the same; `kl`: mean divergence there in nats, teacher forced;
     `kl_of_naive`: over that of naive reuse, None where that is 0.
     `share`: rows run for the context over its tokens, mean; `first_token_ratio`: TTFT over full prefill's, median over
-    the `timed` questions, None where there are none.
+    the `timed` questions, None where there are none. `f1_each` and `kl_each`: for each question, in the order of the
+    result's `question_ids`; empty in results of before there were such.
     """
 
     name: str
@@ -48,6 +51,8 @@ class VariantResult:
     share: float
     first_token_ratio: float | None
     timed: int
+    f1_each: tuple[float, ...] = ()
+    kl_each: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -62,7 +67,8 @@ class QualityResult:
     """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0.
 
     `compress`: how the KV of chunks was kept in 8 bits, None where it was not; `alone`: whether it was computed behind
-    the prompt's head alone, without stand-in passages.
+    the prompt's head alone, without stand-in passages. `question_ids`: digests (sha256, hex) of the questions and their
+    passages in order.
     """
 
     model: str
@@ -79,6 +85,7 @@ class QualityResult:
     machine: dict[str, Any]
     compress: str | None = None
     alone: bool = True
+    question_ids: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,16 +100,28 @@ class QualityResult:
                         "timed": fields["questions"],
                         **row,
                         **{name: Estimate.from_dict(row[name]) for name in _ESTIMATES},
+                        **{name: tuple(row.get(name, ())) for name in ("f1_each", "kl_each")},
                     }
                 )
                 for row in fields["variants"]
             )
-            return cls(**{**fields, "variants": variants})
+            question_ids = tuple(fields.get("question_ids", ()))
+            return cls(**{**fields, "variants": variants, "question_ids": question_ids})
         except (KeyError, TypeError, AttributeError) as error:
             raise InvalidInput(
                 f"this is not a result of the quality benchmark ({type(error).__name__}: {error}): give a file that "
                 "cachecraft bench quality --json wrote"
             ) from error
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """What `cachecraft bench quality --json` wrote."""
+        try:
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise InvalidInput(f"{file} cannot be read ({error.strerror}); give a result of bench quality") from error
+        except ValueError as error:
+            raise InvalidInput(f"{file}: {error}") from error
 
     @property
     def heading(self) -> str:
@@ -132,20 +151,21 @@ COLUMNS = ("KL", "KL of naive", "tokens agree", "same answer", "F1", "EM", "F1 o
 def cells(variant: VariantResult) -> tuple[str, ...]:
     """The text of each of `COLUMNS`; intervals where they decide something."""
     return (
-        _text(variant.kl, ".3f"),
-        _text(variant.kl_of_naive, ".2f"),
+        estimate_text(variant.kl, ".3f"),
+        estimate_text(variant.kl_of_naive, ".2f"),
         f"{variant.agreement.value:.3f}",
         f"{variant.same_answer.value:.2f}",
-        _text(variant.f1, ".3f"),
+        estimate_text(variant.f1, ".3f"),
         f"{variant.exact_match.value:.2f}",
-        _text(variant.of_full, ".2f"),
-        _text(variant.gap_recovered, ".2f"),
+        estimate_text(variant.of_full, ".2f"),
+        estimate_text(variant.gap_recovered, ".2f"),
         f"{variant.share:.1%}",
         "-" if variant.first_token_ratio is None else f"{variant.first_token_ratio:.3f}",
     )
 
 
-def _text(estimate: Estimate | None, form: str) -> str:
+def estimate_text(estimate: Estimate | None, form: str) -> str:
+    """The value in that format, and its interval in brackets where it has one."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:

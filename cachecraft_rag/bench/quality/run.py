@@ -159,4 +159,5 @@ def _result(
         machine=describe_machine(),
         compress=engine.config.compression,
         alone=not engine.config.stand_in,
+        question_ids=tuple(question.digest for question in answered),
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from cachecraft_rag.bench.quality.bootstrap import Columns, paired_bootstrap
+from cachecraft_rag.bench.quality.bootstrap import Columns, divided, paired_bootstrap
 from cachecraft_rag.bench.quality.data import Question
 from cachecraft_rag.bench.quality.records import Record
 from cachecraft_rag.bench.quality.result import Estimate, VariantResult
@@ -55,7 +55,14 @@ def _summarise(variant: Variant, questions: Sequence[Question], answers: Sequenc
         share=float(np.mean([record.share for record in records])),
         first_token_ratio=float(np.median(ratios)) if ratios else None,
         timed=len(ratios),
+        f1_each=_rounded(columns[:, _F1]),
+        kl_each=_rounded(columns[:, _KL]),
     )
+
+
+def _rounded(values: Columns) -> tuple[float, ...]:
+    """Six digits: more say nothing, and fill files."""
+    return tuple(float(f"{value:.6g}") for value in values)
 
 
 def _row(variant: Variant, question: Question, records: Answers) -> tuple[float, ...]:
@@ -79,16 +86,11 @@ def _estimate(columns: Columns, statistic: Callable[[Columns], Columns]) -> Esti
 
 
 def _of_full(means: Columns) -> Columns:
-    return _ratio(means[:, _F1], means[:, _FULL_F1])
+    return divided(means[:, _F1], means[:, _FULL_F1])
 
 
 def _of_naive(means: Columns) -> Columns:
-    return _ratio(means[:, _KL], means[:, _NAIVE_KL])
-
-
-def _ratio(values: Columns, others: Columns) -> Columns:
-    """NaN where a sample has nothing to compare with."""
-    return np.divide(values, others, out=np.full_like(values, np.nan), where=others > 0)
+    return divided(means[:, _KL], means[:, _NAIVE_KL])
 
 
 def _gap(means: Columns) -> Columns:

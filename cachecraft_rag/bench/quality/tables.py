@@ -1,0 +1,129 @@
+"""Results as tables in Markdown, and two results beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cachecraft_rag.bench.quality.bootstrap import Columns, divided, paired_bootstrap
+from cachecraft_rag.bench.quality.result import (
+    COLUMNS,
+    Estimate,
+    QualityResult,
+    VariantResult,
+    cells,
+    estimate_text,
+)
+from cachecraft_rag.errors import InvalidInput
+
+_ONE_RATIO = ("none", "all")
+
+
+def result_tables(result: QualityResult, ratios: Sequence[float]) -> str:
+    """The divergence of each policy at each ratio; then all that is known of the given ratios, and of the rivals."""
+    lengths = f"{result.context_tokens:,.0f} tokens of context"
+    shown = [
+        variant
+        for variant in result.variants
+        if variant.ratio is None or variant.name in _ONE_RATIO or variant.ratio in ratios
+    ]
+    paragraphs = [
+        f"**{result.heading}**: {lengths}, full prefill has F1 0 on {result.full_fails:.0%}.",
+        "Mean KL, and in brackets what was computed:",
+        _by_ratio(result.variants),
+        f"At {', '.join(f'{ratio:.0%}' for ratio in ratios)}:",
+        _table(("way", *COLUMNS), [(_named(variant), *cells(variant)) for variant in shown]),
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def comparison_table(
+    one: QualityResult, other: QualityResult, ways: Sequence[str] = (), over: str | None = None
+) -> str:
+    """KL and F1 of the ways of `one` over those of `other`, for the questions that both have.
+
+    `ways`: labels such as `blend 0.15`, all that reuse chunks where it is empty; `over`: what each is compared with,
+    where it is not the same way. Brackets hold 95% intervals of a paired bootstrap over questions.
+
+    Raises `InvalidInput` for a way that a result does not have, and where the results share no question.
+    """
+    shared = sorted(set(one.question_ids) & set(other.question_ids))
+    if not shared:
+        raise InvalidInput(
+            "the results have no question in common, or were written before they named theirs: give two of one data "
+            "set; bench quality --minutes 0 writes a result anew from its records"
+        )
+    labels = ways or [variant.label for variant in one.variants if variant.ratio is not None]
+    if not ways and over is None:
+        known = {variant.label for variant in other.variants}
+        labels = [label for label in labels if label in known]
+    rows = []
+    for label in labels:
+        mine, theirs = _find(one, label), _find(other, over or label)
+        texts = [_named(mine)]
+        for measure, form in ((_kl, ".3f"), (_f1, ".2f")):
+            pair = np.stack([_of(one, mine, shared, measure), _of(other, theirs, shared, measure)], axis=1)
+            means = pair.mean(axis=0)
+            texts += [f"{means[0]:{form}}", f"{means[1]:{form}}", estimate_text(_ratio_estimate(pair), ".2f")]
+        rows.append(tuple(texts))
+    against = f"`{over}`" if over else "the same way"
+    heading = f"**{one.heading}**, over {against} of **{other.heading}**; {len(shared)} questions in both:"
+    return f"{heading}\n\n{_table(('way', 'KL', 'KL there', 'ratio', 'F1', 'F1 there', 'ratio'), rows)}"
+
+
+def _by_ratio(variants: Sequence[VariantResult]) -> str:
+    found = {(v.name, v.ratio): v for v in variants if v.ratio is not None and v.name not in _ONE_RATIO}
+    names = list(dict.fromkeys(name for name, _ in found))
+    ratios = sorted({ratio for _, ratio in found if ratio is not None})
+    rows = []
+    for name in names:
+        shown = [found.get((name, ratio)) for ratio in ratios]
+        rows.append((f"`{name}`", *("-" if v is None else f"{v.kl.value:.3f} ({v.share:.1%})" for v in shown)))
+    return _table(("policy", *(f"{ratio:.0%}" for ratio in ratios)), rows)
+
+
+def _kl(variant: VariantResult) -> Sequence[float]:
+    return variant.kl_each
+
+
+def _f1(variant: VariantResult) -> Sequence[float]:
+    return variant.f1_each
+
+
+def _of(
+    result: QualityResult,
+    variant: VariantResult,
+    questions: Sequence[str],
+    measure: Callable[[VariantResult], Sequence[float]],
+) -> Columns:
+    values = dict(zip(result.question_ids, measure(variant), strict=True))
+    return np.array([values[question] for question in questions], dtype=np.float64)
+
+
+def _ratio_estimate(pair: Columns) -> Estimate | None:
+    means = pair.mean(axis=0)
+    if means[1] == 0:
+        return None
+    return Estimate(float(means[0] / means[1]), *(paired_bootstrap(pair, _ratio) or ()))
+
+
+def _ratio(means: Columns) -> Columns:
+    """NaN where a sample has nothing to compare with."""
+    return divided(means[:, 0], means[:, 1])
+
+
+def _find(result: QualityResult, label: str) -> VariantResult:
+    for variant in result.variants:
+        if variant.label == label:
+            return variant
+    known = ", ".join(variant.label for variant in result.variants)
+    raise InvalidInput(f"{label!r} is no way that {result.heading} has; it has {known}")
+
+
+def _named(variant: VariantResult) -> str:
+    return variant.label if variant.ratio is None else f"`{variant.label}`"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
