@@ -218,7 +218,8 @@ class Classifier:
         """The stored KV of a chunk that is cheapest to repair; None where none is ready."""
         entries = [canonical] if canonical is not None and canonical.ready else []
         entries += [entry for entry in self._index.variants(key) if entry.ready]
-        return best_candidate(entries, in_front) if entries else None
+        alone = self._canonical.size == self._head.size
+        return best_candidate(entries, in_front, alone=alone) if entries else None
 
     def _use(self, entry: Entry) -> int | None:
         """The handle of an entry, acquired; None where it is on disk and not needed."""

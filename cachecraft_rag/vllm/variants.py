@@ -36,14 +36,18 @@ class Candidate:
     same_context: bool
 
 
-def best_candidate(entries: Sequence[Entry], in_front: Sequence[PrefixChunk]) -> Candidate:
-    """The entry of a chunk that is cheapest to repair behind `in_front`, the first of equal ones."""
-    return min((_candidate(entry, in_front) for entry in entries), key=lambda candidate: candidate.overhead)
+def best_candidate(entries: Sequence[Entry], in_front: Sequence[PrefixChunk], *, alone: bool) -> Candidate:
+    """The entry of a chunk that is cheapest to repair behind `in_front`, the first of equal ones.
+
+    `alone`: canonical KV was computed behind the head and nothing else, so that it needs no repair behind nothing else.
+    """
+    return min((_candidate(entry, in_front, alone) for entry in entries), key=lambda candidate: candidate.overhead)
 
 
-def _candidate(entry: Entry, in_front: Sequence[PrefixChunk]) -> Candidate:
+def _candidate(entry: Entry, in_front: Sequence[PrefixChunk], alone: bool) -> Candidate:
     if entry.seen is None:
-        return Candidate(entry, LEAST_IMPACT if in_front else 0.0, None, not in_front)
+        same_context = alone and not in_front
+        return Candidate(entry, 0.0 if same_context else LEAST_IMPACT, None, same_context)
     seen, statistics = entry.seen, entry.seen.statistics
     assert statistics is not None
     old = [PrefixChunk(key, tokens) for key, tokens in zip(seen.keys, seen.tokens, strict=True)]
@@ -68,7 +72,7 @@ class VariantKeeper:
     def reserve(self, params: RequestParams, token_ids: Ids, end: int) -> list[CaptureSpan]:
         """Set room aside for the chunks of a prompt that is computed in full up to `end`; their entries are acquired.
 
-        Nothing for a prompt with another head, for a first chunk, whose KV is canonical, and for one cut off by `end`.
+        Nothing for a prompt with another head, for a first chunk, which has canonical KV only, and for one cut off by `end`.
         """
         head = self._head.size
         if self._limit == 0 or not np.array_equal(token_ids[:head], self._head):

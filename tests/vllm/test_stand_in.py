@@ -77,6 +77,14 @@ def test_another_tenant_has_its_own(engine):
     assert engine.schedule(other) == (29, True)
 
 
+@pytest.mark.parametrize("policy", ["first", "cachecraft", "random"])
+def test_a_chunk_right_behind_the_head_is_repaired_as_the_others_are(engine, policy):
+    prewarm(engine, A, B)
+    report = engine.serve(HEAD, A, B, QUESTION, policy=policy, ratio=0.2)
+    first, second = report.chunks
+    assert (first.recomputed, second.recomputed) == (4, 4)
+
+
 @pytest.mark.parametrize("order", [(A, B), (B, A)])
 def test_what_is_stored_serves_at_any_place_and_is_never_taken_for_exact(engine, order):
     prewarm(engine, A, B)

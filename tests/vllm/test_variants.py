@@ -127,22 +127,28 @@ def seen(*pieces):
 
 def test_canonical_kv_is_exact_behind_nothing_and_unseen_behind_anything():
     canonical = stored()
-    assert best_candidate([canonical], []).same_context
-    candidate = best_candidate([canonical], [X])
+    assert best_candidate([canonical], [], alone=True).same_context
+    candidate = best_candidate([canonical], [X], alone=True)
     assert (candidate.overhead, candidate.attention, candidate.same_context) == (0.5, None, False)
+
+
+def test_canonical_kv_behind_stand_in_passages_is_unseen_behind_nothing_too():
+    for in_front in ([], [X]):
+        candidate = best_candidate([stored()], in_front, alone=False)
+        assert (candidate.overhead, candidate.attention, candidate.same_context) == (0.5, None, False)
 
 
 def test_the_variant_that_saw_most_of_the_prompt_is_reused():
     canonical, of_x, of_xy = stored(), stored(seen(X)), stored(seen(X, Y))
-    candidate = best_candidate([canonical, of_x, of_xy], [X, Y])
+    candidate = best_candidate([canonical, of_x, of_xy], [X, Y], alone=True)
     assert (candidate.entry, candidate.overhead, candidate.same_context) == (of_xy, 0.0, True)
-    turned = best_candidate([canonical, of_x, of_xy], [Y, X])
+    turned = best_candidate([canonical, of_x, of_xy], [Y, X], alone=True)
     assert turned.entry is of_x, "order counts fully where it is reversed"
     assert 0 < turned.overhead < 0.5
     assert turned.attention.tolist() == list(range(20))
-    assert best_candidate([canonical, of_x, of_xy], [X]).entry is of_x
+    assert best_candidate([canonical, of_x, of_xy], [X], alone=True).entry is of_x
 
 
 def test_what_has_seen_nothing_of_the_prompt_is_no_better_than_canonical():
-    candidate = best_candidate([stored(), stored(seen(X))], [Z])
+    candidate = best_candidate([stored(), stored(seen(X))], [Z], alone=True)
     assert candidate.entry.seen is None
