@@ -116,7 +116,7 @@ def prewarm(
 ) -> None:
     """Compute the caches of documents once, into a folder. What is there already is not computed again.
 
-    Without --store-dir it says what would be stored, how large, how long, and what is refused.
+    Without a folder (--store-dir or CACHECRAFT_STORE_DIR) they are computed, reported and forgotten.
     """
     from cachecraft_rag.demo.run import Setup, prewarm_documents
 

@@ -23,7 +23,7 @@ def speed(
     chunks: Annotated[int, typer.Option(min=1, help="Chunks in the prompt.")] = 8,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 512,
     ratio: Annotated[float, typer.Option(help="Share of the reused tokens that is recomputed.")] = 0.15,
-    policy: Annotated[str, typer.Option(help="Which of them: the name of a selection policy.")] = DEFAULT_POLICY,
+    policy: Annotated[str, typer.Option(help="Selection policy: which reused tokens are recomputed.")] = DEFAULT_POLICY,
     repetitions: Annotated[int, typer.Option(min=1, help="Measured orders of the chunks, after a warm-up.")] = 5,
     dtype: DType = "auto",
     json_file: Json = None,

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cachecraft_rag.cli_options import Compress, DType, Json, Model, Policy, finish, shares
+from cachecraft_rag.config import STORE_DIR_VARIABLE
 from cachecraft_rag.errors import InvalidInput
 
 calibrate_app = typer.Typer()
@@ -34,7 +35,11 @@ def calibrate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 32,
     seed: Annotated[int, typer.Option(help="Draws chunks and their orders.")] = 0,
     store_dir: Annotated[
-        Path | None, typer.Option(help="Write the choice into this folder of caches, for every engine that uses it.")
+        Path | None,
+        typer.Option(
+            envvar=STORE_DIR_VARIABLE,
+            help="Write the choice into this folder of caches, for every engine that uses it.",
+        ),
     ] = None,
     namespace: Annotated[str | None, typer.Option(help="The tenant whose caches are read and kept there.")] = None,
     dtype: DType = "auto",

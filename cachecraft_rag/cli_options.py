@@ -25,9 +25,11 @@ Docs = Annotated[Path, typer.Option(help="Folder of .md and .txt files.")]
 DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16; auto takes what the machine can do.")]
 Policy = Annotated[
     str | None,
-    typer.Option(help="Which tokens of reused chunks are recomputed, such as blend, first, none or all."),
+    typer.Option(help="Which tokens of reused chunks are recomputed: blend (default), first, none, all, ..."),
 ]
-Ratio = Annotated[float | None, typer.Option(help="How large a share of them: 0 is naive reuse, 1 is exact.")]
+Ratio = Annotated[
+    float | None, typer.Option(help="Share of the reused tokens that is recomputed: 0 is naive reuse, 1 is exact.")
+]
 Compress = Annotated[
     str | None,
     typer.Option(help="Keep KV in 8 bits, int8 or fp8: only an engine with the same option finds it."),

@@ -34,7 +34,7 @@ ModelPrefix = Annotated[str | None, typer.Option("--model", help="Only of the mo
 def list_entries(
     root: Root, namespace: Namespace = None, document: Document = None, model: ModelPrefix = None, as_json: Json = False
 ) -> None:
-    """The chunks in a store, the one used longest ago first."""
+    """The chunks in a store, the one used longest ago first. Behind: pieces in front of a variant."""
     from cachecraft_rag.store.catalogue import items
 
     found = [item for item in items(_open(root), _selection(namespace, document, None, model)) if item.header.chunk_id]

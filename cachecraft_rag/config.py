@@ -111,10 +111,10 @@ class EngineConfig:
     default_system: str | None = None  # system text of prompts that bring none of their own
     # Arguments of the chat template, such as {"enable_thinking": False}.
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    max_model_len: int | None = None  # None here and below: vLLM decides
+    max_model_len: int | None = None  # tokens of the longest prompt and its answer; None here and below: vLLM decides
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    kv_cache_gb: float | None = None  # GiB of vLLM's own paged cache
+    kv_cache_gb: float | None = None  # GiB of vLLM's own paged cache; None: 4 on a CPU, elsewhere vLLM decides
     enable_prefix_caching: bool = True
     enforce_eager: bool = True
     threads: int | None = None  # CPU cores of the engine; None: all that this process may use

@@ -155,7 +155,8 @@ class ChunkEngine(Closing):
     ) -> PrewarmReport:
         """Compute and keep the KV of chunks that are not stored yet; `pin` keeps them from being evicted.
 
-        Raises `InvalidInput`, before anything is computed, for a chunk too long for the model's context.
+        Raises `InvalidInput`, before anything is computed, for a chunk that does not fit into the model's context
+        behind head and stand-in passages.
         """
         return self._open().run(self._prewarm(chunks, namespace, pin, progress))
 

@@ -30,7 +30,9 @@ class Outcome(StrEnum):
 class ChunkReport:
     chunk_id: str
     outcome: Outcome
-    reason: str  # why it was missed or refused; for a hit how it was reused, such as "re-rotated by +512"
+    reason: (
+        str  # why it was missed or refused; for a hit how it was reused, such as "moved by +512 tokens, other prefix"
+    )
     offset: int  # position of its first token in the prompt
     tokens: int
     recomputed: int  # its tokens that the model ran: for a miss all of them

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds .venv with everything that `make test` and `make demo` need. Done already: returns at once.
-#   PYTHON              interpreter to start from (default: the newest of python3.13 to python3.11 that is there)
+#   PYTHON              interpreter to start from (default: python3.11, or else 3.12, 3.13, python3, python)
 #   CACHECRAFT_BACKEND  cpu or cuda (default: cuda where nvidia-smi works)
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -27,7 +27,8 @@ class Measured:
 class SpeedResult:
     """What was measured, and on what. The flat fields are those of the policy and ratio that were asked for.
 
-    `prewarm_vs_plain`: seconds per chunk token of prewarming, over plain vLLM's for prefilling the same prompts.
+    `prewarm_vs_plain`: seconds per chunk token of prewarming, over plain vLLM's for prefilling the same chunks
+    behind the head alone.
     Memory in bytes: peaks of the engine processes during requests; `memory_allowed` is plain's peak plus the store's
     budget plus one request's KV.
     """

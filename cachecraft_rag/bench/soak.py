@@ -55,7 +55,7 @@ def bench_soak(model: str, *, minutes: float, fault_seconds: float = 4.0, dtype:
             vllm_args={"max_logprobs": 20},
         ) as engine:
             pid = max(child_processes() - before, key=peak_bytes)
-            result = SoakResult(model, minutes)
+            result = SoakResult(Path(model).name, minutes)
             _Soak(engine, store_dir, pid, result, fault_seconds).run(minutes * 60.0)
         directory = StoreDirectory(store_dir)
         found = audit(directory)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cachecraft_rag.bench.machine import describe_machine
 from cachecraft_rag.bench.memory import child_processes, peak_bytes, reset_peak
@@ -115,7 +116,7 @@ class _SpeedRun:
         plain_peak = peak_bytes(self._plain_pid)
         first = seconds.measured(variants[0])
         return SpeedResult(
-            model=self._ours.config.model,
+            model=Path(self._ours.config.model).name,
             dtype=self._ours.dtype,
             policy=policy,
             ratio=ratio,
@@ -166,7 +167,7 @@ class _SpeedRun:
             seconds.prompt_tokens = len(token_ids)
 
     def _prewarm(self, tokens: int, count: int) -> tuple[float, float]:
-        """Seconds to prewarm `count` chunks, and for plain vLLM to prefill the same prompts; in turn, by quarters."""
+        """Seconds to prewarm `count` chunks, and for plain vLLM to prefill them behind the head; by quarters."""
         tokenizer = self._ours.tokenizer
         head = tokenizer.head_token_ids
         ours = plain = 0.0

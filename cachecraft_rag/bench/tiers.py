@@ -79,7 +79,7 @@ def bench_tiers(
             run = _Run(engine, Path(folder) / "store", sets)
             seconds = tuple(run.measure(ratio, repetitions) for ratio in (0.15, 0.0))
             return TiersResult(
-                model=model,
+                model=Path(model).name,
                 dtype=engine.dtype,
                 prompt_tokens=run.prompt_tokens,
                 chunk_bytes=chunks * chunk_tokens * token_bytes,

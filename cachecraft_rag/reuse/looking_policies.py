@@ -15,7 +15,7 @@ class QuestionTokens(PolicyBase):
 
     The question's rows run once over the reused KV, and their attention ranks the tokens: what the answer will be read
     from is repaired. The first tokens of a chunk are cheap and took the place of the prompt's beginning when the chunk
-    was computed behind nothing else (see docs/benchmarks/quality.md). Where no question follows: like `first`.
+    was computed behind the head alone (see docs/benchmarks/quality.md). Where no question follows: like `first`.
     """
 
     name = "question"

@@ -22,7 +22,7 @@ class RepairableChunk:
     """A hit chunk whose new prefix differs from the one it was cached behind.
 
     `start`, `stop`: token positions in the prompt. `statistics`: `overhead`, its cache fix overhead at alpha = 1, and
-    `attention`, that of each token on what it was computed behind, None where that was nothing.
+    `attention`, that of each token on the chunks it was computed behind, None for canonical KV.
     """
 
     key: str

@@ -86,7 +86,7 @@ class Removed:
 
 @dataclass
 class Totals:
-    """`chunks` leaves out the heads, which are kept with them, and variants."""
+    """`chunks` leaves out heads and stand-in passages, which are kept with them, and variants."""
 
     chunks: int = 0
     variants: int = 0

@@ -30,7 +30,7 @@ class UnknownVersion(Damaged):
 class EntryHeader:
     """All that the index must know of an entry, and what its bytes must be.
 
-    `model`: fingerprint of model, tokenizer, dtype and canonical head; `chunk_id`: None for the head itself;
+    `model`: fingerprint of model, tokenizer, dtype, head and stand-in passages; `chunk_id`: None for those two;
     `cached_at`: position of its first token when it was computed; `documents`: as they were when it was written;
     `seen`: what a variant was computed behind, None for canonical KV.
     """

@@ -1,4 +1,4 @@
-"""Storing chunks ahead of the questions: each as a request of its own behind the canonical head."""
+"""Storing chunks ahead of the questions: each in a request of its own behind head and stand-in passages."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class VariantKeeper:
     def reserve(self, params: RequestParams, token_ids: Ids, end: int) -> list[CaptureSpan]:
         """Set room aside for the chunks of a prompt that is computed in full up to `end`; their entries are acquired.
 
-        Nothing for a prompt with another head, for a first chunk, which has canonical KV only, and for one cut off by `end`.
+        Nothing for a prompt with another head, for a chunk with nothing in front, and for one cut off by `end`.
         """
         head = self._head.size
         if self._limit == 0 or not np.array_equal(token_ids[:head], self._head):
