@@ -40,6 +40,10 @@ class DiskStore:
     def path(self, key: str) -> Path:
         return self.folder / f"{key}{ENTRY_SUFFIX}"
 
+    def keys(self) -> Iterator[str]:
+        """Of all files of entries, whatever is in them."""
+        return (path.name.removesuffix(ENTRY_SUFFIX) for path in self.folder.glob(f"*{ENTRY_SUFFIX}"))
+
     def scan(self) -> Iterator[EntryHeader]:
         """Headers of all entries, the one used longest ago first. What cannot be read is logged and left out."""
         for path in sorted(self.folder.glob(f"*{ENTRY_SUFFIX}"), key=_last_use):

@@ -190,11 +190,16 @@ class KvIndex:
         self._counts["evicted"] += 1
 
     def delete(self, select: Callable[[Entry], bool]) -> list[Entry]:
-        """Remove all entries that `select` names, pinned ones too; returns them. Their bytes go once no plan reads."""
+        """Remove all entries that `select` names, pinned ones too; returns them. Their bytes go once no plan reads.
+
+        Variants of other chunks that have attended to one of them go, too.
+        """
         removed = [entry for entry in self._entries.values() if select(entry)]
-        for entry in removed:
+        gone = {entry.key if entry.seen is None else entry.seen.base for entry in removed}
+        seen = [e for e in self._entries.values() if e.seen is not None and not gone.isdisjoint(e.seen.keys)]
+        for entry in {entry.key: entry for entry in (*removed, *seen)}.values():
             self._remove(entry)
-        self._counts["deleted"] += len(removed)
+            self._counts["deleted"] += 1
         return removed
 
     def delete_document(self, namespace: str, document_id: str) -> list[Entry]:
@@ -234,6 +239,10 @@ class KvIndex:
         `eventually`: once nothing is being computed, read or written any more, so that only pins stay.
         """
         return self._ledger.room(namespace, eventually=eventually)
+
+    def has_room(self, nbytes: int, namespace: str) -> bool:
+        """Whether a new entry of that size could be stored now, at the cost of others."""
+        return self._ledger.has_room(nbytes, namespace)
 
     def stats(self, namespace: str | None = None) -> IndexStats:
         """Of one namespace (without the counters, which are of all), or of all together."""

@@ -90,6 +90,11 @@ class MemoryLedger:
                 own += entry.nbytes if entry.namespace == namespace else 0
         return min(free, own)
 
+    def has_room(self, nbytes: int, namespace: str) -> bool:
+        """Whether `room` is at least that; looks at no entry where nothing need leave."""
+        free = min(self.capacity_bytes - self.used_bytes, self.quota - self._used_by[namespace])
+        return free >= nbytes or self.room(namespace) >= nbytes
+
     def victims(self, nbytes: int, namespace: str, entries: Iterable[Entry]) -> list[Entry] | None:
         """Which of `entries` must leave memory for a new one of that namespace; None where even that is not enough."""
         own_excess = self._used_by[namespace] + nbytes - self.quota

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from cachecraft_rag.store.changes import Change, ChangeOwners, Remove
 from cachecraft_rag.store.entry import Entry
 
 
 class PendingChanges:
-    """In the order of the decisions. Keys whose files are to go are remembered until they are gone."""
+    """In the order of the decisions. Keys whose files are to go are remembered until all that was ordered is done."""
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
-        self._leaving: set[str] = set()
+        self._leaving: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -27,11 +29,13 @@ class PendingChanges:
     def remove(self, key: str, *, damaged: bool = False) -> None:
         """There is, or was, a file of that key; it goes."""
         self._changes.append(Remove(key, damaged))
-        self._leaving.add(key)
+        self._leaving[key] += 1
 
     def removed(self, key: str) -> None:
-        """The file is gone."""
-        self._leaving.discard(key)
+        """One order to remove it was carried out."""
+        self._leaving[key] -= 1
+        if self._leaving[key] <= 0:
+            del self._leaving[key]
 
     def is_leaving(self, key: str) -> bool:
         """Whether a file of that key is still there, but was deleted or found damaged."""

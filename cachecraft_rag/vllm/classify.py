@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cachecraft_rag.report import STORED_NOW, Outcome
+from cachecraft_rag.report import NOT_STORED, STORED_NOW, Outcome
 from cachecraft_rag.reuse import PlanSegment, get_policy
 from cachecraft_rag.reuse.overlap import PrefixChunk
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
@@ -62,6 +62,11 @@ class Classifier:
         self._lossless = lossless
         self._min_chunk_tokens = min_chunk_tokens
 
+    @property
+    def _alone(self) -> bool:
+        """Whether the canonical KV of a chunk is computed behind the head and nothing else."""
+        return self._canonical.size == self._head.size
+
     def awaits_pending(self, params: RequestParams, token_ids: Ids) -> bool:
         """Whether a chunk of the prompt, or what it is computed behind, is being computed for another request."""
         if self.behind_stand_in(params, token_ids):
@@ -77,7 +82,7 @@ class Classifier:
 
     def behind_stand_in(self, params: RequestParams, token_ids: Ids) -> bool:
         """Whether a request is there to compute the canonical KV of a chunk, behind head and stand-in passages."""
-        return params.prewarm and self._canonical.size > self._head.size and self._is_canonical(token_ids)
+        return params.prewarm and not self._alone and self._is_canonical(token_ids)
 
     def bytes_to_store(self, params: RequestParams) -> int:
         """Memory that the chunks of a prewarm take, if none is there yet."""
@@ -85,13 +90,21 @@ class Classifier:
         return self._size.of(tokens) + self._size.of(self._canonical.size)
 
     def classify(
-        self, params: RequestParams, token_ids: Ids, *, store: bool, lower: int, upper: int, read_from: int | None = 0
+        self,
+        params: RequestParams,
+        token_ids: Ids,
+        *,
+        store: bool,
+        lower: int,
+        upper: int,
+        read_from: int | None = 0,
+        withdrawn: Collection[int] = (),
     ) -> list[Finding]:
         """Findings that tile the prompt. Entries named by a finding's `handle` or `capture` are acquired.
 
         `store`: whether canonical KV that this request computes, at positions `lower` to `upper`, may be stored;
         `read_from`: what is stored is read from that position on, and must come from the disk if it is there; None
-        where nothing is read.
+        where nothing is read. `withdrawn`: segments that are not stored, since their chunks were deleted meanwhile.
         """
 
         def reads(start: int, stop: int) -> bool:
@@ -100,6 +113,9 @@ class Classifier:
         is_canonical = self._is_canonical(token_ids)
         head = self._head
         behind_stand_in = self.behind_stand_in(params, token_ids)
+        keeps_stand_in = behind_stand_in and self._index.has_room(self.bytes_to_store(params), params.namespace)
+        # In any other request what is in front of a chunk may be KV that was moved and repaired.
+        store_chunks = store and (behind_stand_in or self._alone)
         head_matches = bool(np.array_equal(token_ids[: head.size], head))
         uses_variants = head_matches and get_policy(params.policy).uses_variants
         in_front: list[PrefixChunk] = []
@@ -111,9 +127,13 @@ class Classifier:
                 findings.append(self._fixed_finding(params.namespace, 0, head.size, storable, read))
                 start = head.size
             if start == head.size and behind_stand_in and chunk_id is None:
-                storable = store and lower <= start and self._canonical.size <= upper
-                findings.append(self._fixed_finding(params.namespace, start, self._canonical.size, storable, True))
-                start = self._canonical.size
+                stop_in = self._canonical.size
+                if keeps_stand_in:
+                    storable = store and lower <= start and stop_in <= upper
+                    findings.append(self._fixed_finding(params.namespace, start, stop_in, storable, True))
+                else:  # there is room for the chunk or for them: computed, not stored
+                    findings.append(Finding(PlanSegment(start, stop_in), None, "", None))
+                start = stop_in
             if start == stop:
                 continue
             if chunk_id is None:
@@ -132,10 +152,13 @@ class Classifier:
                 (chunk_id, digest),
                 canonical=canonical,
                 in_front=in_front if uses_variants else None,
-                store=store and canonical and start >= lower and stop <= upper,
+                store=store_chunks and canonical and start >= lower and stop <= upper and number not in withdrawn,
                 read=reads(start, stop),
             )
-            self._note_document(finding, document_id)
+            if number in withdrawn and finding.outcome is Outcome.MISS:
+                finding = replace(finding, reason=f"{NOT_STORED}: it was deleted while the request waited")
+            elif number not in withdrawn:
+                self._note_document(finding, document_id)
             findings.append(finding)
             in_front.append(PrefixChunk(key, stop - start))
         return findings
@@ -218,8 +241,7 @@ class Classifier:
         """The stored KV of a chunk that is cheapest to repair; None where none is ready."""
         entries = [canonical] if canonical is not None and canonical.ready else []
         entries += [entry for entry in self._index.variants(key) if entry.ready]
-        alone = self._canonical.size == self._head.size
-        return best_candidate(entries, in_front, alone=alone) if entries else None
+        return best_candidate(entries, in_front, alone=self._alone) if entries else None
 
     def _use(self, entry: Entry) -> int | None:
         """The handle of an entry, acquired; None where it is on disk and not needed."""

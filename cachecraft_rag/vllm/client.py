@@ -56,6 +56,7 @@ class EngineClient:
         self._stores_misses = config.store_misses and not config.read_only
         self._epochs: Counter[str] = Counter()
         self._background: set[asyncio.Task[RequestReport]] = set()
+        self._deleting = asyncio.Lock()  # deletions, and what is stored behind answers, one after the other
 
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
@@ -149,7 +150,7 @@ class EngineClient:
                 if report is not None and len(report.chunks) == len(prompt.chunks):
                     report = report.with_recovered(chunk.recovered for chunk in prompt.chunks)
                 if report is not None and params is not None and self._stores_misses:
-                    await self._store_misses(encoded, report, params.namespace)
+                    await self._store_misses(encoded, report, params)
                 answer = Answer(
                     text="".join(texts),
                     token_ids=tuple(token_ids),
@@ -223,18 +224,25 @@ class EngineClient:
             control["chunk_ids"] = list(chunk_ids)
         if document_id is not None:
             control["document_id"] = document_id
-        deleted: list[str] = (await self.control(control, namespace))["deleted"]
+        async with self._deleting:
+            try:
+                deleted: list[str] = (await self.control(control, namespace))["deleted"]
+            finally:
+                # What earlier requests left in vLLM's prefix cache may hold what was deleted: nobody finds it from here
+                # on. Nor are chunks stored that they missed, which may be those.
+                self._epochs[self.config.namespace if namespace is None else namespace] += 1
         await self.flush()
-        # What earlier requests left in vLLM's prefix cache may hold what was deleted: nobody finds it from here on.
-        self._epochs[self.config.namespace if namespace is None else namespace] += 1
         return deleted
 
     async def flush(self) -> None:
-        """Wait until the disk tier holds, and does not hold, what it should."""
+        """Wait until the disk tier holds, and does not hold, what was decided so far."""
         if self.config.store_dir is None:
             return
-        while (await self.control({"op": "pending"}))["pending"]:  # noqa: ASYNC110 - the disk is another process's
+        changes = await self.control({"op": "changes"})
+        decided = changes["decided"]
+        while changes["made"] < decided:
             await asyncio.sleep(_FLUSH_POLL_SECONDS)
+            changes = await self.control({"op": "changes"})
 
     async def close(self) -> None:
         await self._drift.close()
@@ -262,8 +270,11 @@ class EngineClient:
                 f"{limit}; lower max_tokens or give fewer chunks"
             )
 
-    async def _store_misses(self, encoded: EncodedPrompt, report: RequestReport, namespace: str) -> None:
-        """Begin to store the canonical KV of missed chunks, as requests queued behind those that are waiting now."""
+    async def _store_misses(self, encoded: EncodedPrompt, report: RequestReport, params: RequestParams) -> None:
+        """Begin to store the canonical KV of missed chunks, as requests queued behind those that are waiting now.
+
+        Not where chunks of the namespace were deleted since the request came: they might be among them.
+        """
         from cachecraft_rag.vllm.prewarm import encode_for_prewarm, enqueue_prewarm
 
         missed = {chunk.offset for chunk in report.chunks if _is_unstored(chunk)}
@@ -274,7 +285,10 @@ class EngineClient:
             seen.add(segment.digest)
             token_ids = encoded.token_ids[segment.start : segment.stop]
             prompt = encode_for_prewarm(self.canonical_head, token_ids, segment)
-            waiting = await enqueue_prewarm(self, prompt, namespace)
+            async with self._deleting:
+                if params.epoch != self._epochs[params.namespace]:
+                    return
+                waiting = await enqueue_prewarm(self, prompt, params.namespace)
             task = asyncio.create_task(waiting.report())
             self._background.add(task)
             task.add_done_callback(self._background.discard)

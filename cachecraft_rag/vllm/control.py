@@ -34,7 +34,7 @@ def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskT
     """Carry out `params.control` for the request's namespace; the answer holds plain types only.
 
     Operations: `stats` (with `own`: of the namespace alone); `model` (its fingerprint, where there is a disk);
-    `check`; `pending` (changes of the disk that are ordered and not yet made); `missing` (`chunks`: [id, digest,
+    `check`; `changes` (of the disk: how many were decided and made so far); `missing` (`chunks`: [id, digest,
     document id] each); `delete` and `pin` (`chunk_ids`, or `document_id`, or neither for all of the namespace; `pin`
     also takes `pinned`); `prefetch` (the same choice: have what is on disk read into memory).
     """
@@ -47,17 +47,21 @@ def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskT
         return {**asdict(index.stats()), "store_bytes": worker.store_bytes, **disk_stats, **_on_device(index, worker)}
     if operation == "model":
         return {"model": disk.model}
-    if operation == "pending":
-        return {"pending": disk.pending}
+    if operation == "changes":
+        return {"decided": disk.decided, "made": disk.made}
     if operation == "check":
         return {"faults": index.check() + _compare(index, worker)}
     if operation == "missing":
         return {"missing": _missing(index, params.namespace, control["chunks"], pinned=bool(control.get("pinned")))}
-    if operation == "delete" and control.get("document_id") is not None:
-        removed = index.delete_document(params.namespace, control["document_id"])
-        return {"deleted": _chunk_ids(removed)}
+    if operation in ("delete", "pin", "prefetch"):
+        disk.discover()
     if operation == "delete":
-        removed = index.delete(_selector(params.namespace, control))
+        document_id = control.get("document_id")
+        if document_id is not None:
+            removed = index.delete_document(params.namespace, document_id)
+        else:
+            removed = index.delete(_selector(params.namespace, control))
+        disk.remove_files(removed)
         return {"deleted": _chunk_ids(removed)}
     if operation == "pin":
         chosen = [entry for entry in index if _selector(params.namespace, control)(entry)]
@@ -68,6 +72,21 @@ def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskT
         on_disk = [entry for entry in index if entry.handle is None and _selector(params.namespace, control)(entry)]
         return {"prefetched": _chunk_ids(entry for entry in on_disk if entry.ready and disk.bring(entry))}
     return {"error": f"unknown control operation {operation!r}"}
+
+
+def named_segments(params: RequestParams, deletion: RequestParams) -> set[int]:
+    """Which segments of a request are chunks that a deletion, just carried out, names."""
+    control = dict(deletion.control or {})
+    if deletion.namespace != params.namespace:
+        return set()
+    document, chunk_ids = control.get("document_id"), control.get("chunk_ids")
+    return {
+        number
+        for number, (_, _, chunk_id, _, document_id) in enumerate(params.segments)
+        if chunk_id is not None
+        and (document is None or document_id == document)
+        and (chunk_ids is None or chunk_id in chunk_ids)
+    }
 
 
 def _chunk_ids(entries: Iterable[Entry]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class DiskTier:
         self._size = size
         self._reads: list[Read] = []
         self._reading: set[int] = set()
-        self._ordered = 0
+        self._taken = 0
+        self._made = 0
         self._complained = False
         self.used_bytes = 0
         if stores is not None:
@@ -58,11 +59,23 @@ class DiskTier:
                 self._add(stores.first, header)
 
     @property
+    def decided(self) -> int:
+        """How many changes were decided so far."""
+        return self._taken + len(self._index.changes) if self._writable is not None else 0
+
+    @property
+    def made(self) -> int:
+        """How many of them were carried out or failed; they are made in the order they were decided in."""
+        return self._made
+
+    @property
     def pending(self) -> int:
         """Changes that were decided and not yet made."""
-        if self._store is None or self._store.directory.read_only:
-            return 0
-        return self._ordered + len(self._index.changes)
+        return self.decided - self._made
+
+    @property
+    def _writable(self) -> RankStores | None:
+        return None if self._store is None or self._store.directory.read_only else self._store
 
     @property
     def model(self) -> str | None:
@@ -81,9 +94,13 @@ class DiskTier:
     def find(self, key: str) -> Found:
         """Look a key up; an entry that another process has stored meanwhile is found, too."""
         entry = self._index.get(key)
-        if entry is not None or self._store is None or self._index.changes.is_leaving(key):
+        if entry is not None or self._store is None:
             return Found(entry)
         if not self._store.has(key):
+            if self._writable is None:  # nobody will report that it is gone; another process may write it again
+                self._index.changes.removed(key)
+            return Found(None)
+        if self._index.changes.is_leaving(key):
             return Found(None)
         first = self._store.first
         try:
@@ -93,6 +110,17 @@ class DiskTier:
             if error.useless:
                 self._index.changes.remove(key, damaged=True)
             return Found(None, f"{NOT_STORED}: {error}")
+
+    def discover(self) -> None:
+        """Take up all that other processes have stored since."""
+        for key in self._store.keys() if self._store is not None else ():
+            self.find(key)
+
+    def remove_files(self, removed: Iterable[Entry]) -> None:
+        """Of entries that were removed, have files go that the index knows nothing of: other processes wrote them."""
+        for entry in removed:
+            if self._writable is not None and not entry.on_disk and self._writable.has(entry.key):
+                self._index.changes.remove(entry.key)
 
     def bring(self, entry: Entry) -> bool:
         """Have an entry read into memory unless it is there or on its way; False where memory has no room."""
@@ -109,13 +137,14 @@ class DiskTier:
     def write(self, handle: int) -> None:
         """Have an entry written that memory holds now."""
         entry = self._index.by_handle(handle)
-        if entry is None or self._store is None or self._store.directory.read_only or entry.on_disk:
+        store = self._writable
+        if entry is None or store is None or entry.on_disk:
             return
         if not self._keep_quota(entry):
             return
         header = EntryHeader(
             key=entry.key,
-            model=self._store.first.model,
+            model=store.first.model,
             namespace=entry.namespace,
             token_ids=entry.token_ids,
             cached_at=entry.cached_at,
@@ -127,14 +156,16 @@ class DiskTier:
             seen=entry.seen,
         )
         self._index.order_write(entry, Write(handle, header, self._victims(entry.file_bytes)))
+        if entry.pinned:
+            self._index.changes.pin(entry)
 
     def take_orders(self) -> DiskOrders:
         """What the worker half must read and change, in this step."""
         changes = self._index.changes.take()
-        if self._store is None or self._store.directory.read_only:
+        if self._writable is None:
             changes = []
         orders = DiskOrders(self._reads, changes, self._settled)
-        self._ordered += len(changes)
+        self._taken += len(changes)
         self._reads, self._settled = [], {}
         return orders
 
@@ -145,7 +176,7 @@ class DiskTier:
         report = self._agreement.add(reports)
         if self._ranks > 1:
             self._settled |= dict.fromkeys(report.loaded) | report.unreadable
-        self._ordered -= report.changed
+        self._made += report.changed
         if report.used_bytes is not None:
             self.used_bytes = report.used_bytes
         self._reading -= {*report.loaded, *report.unreadable}
@@ -202,7 +233,7 @@ class DiskTier:
     def _victims(self, nbytes: int) -> tuple[str, ...]:
         """Who should leave the disk for an entry of `nbytes`, and for as much again that may be on its way."""
         capacity = self.capacity_bytes
-        if capacity is None or self.used_bytes + (self._ordered + 1) * nbytes * 2 * self._ranks <= capacity:
+        if capacity is None or self.used_bytes + (self._taken - self._made + 1) * nbytes * 2 * self._ranks <= capacity:
             return ()
         return tuple(self._index.victims_on_disk(2 * nbytes))
 

@@ -87,8 +87,13 @@ async def prewarm(
             else:
                 refused[line.chunk_id] = line.reason
     await client.flush()
-    if len(missing) > len(waiting) or (pin and stored):
-        await _missing(client, chunks, namespace, pin)  # documents that share a text, pins of what is stored now
+    if len(missing) > len(waiting) or (pin and missing):
+        # Documents that share a text, pins of what is stored now.
+        gone = {chunks[number].id for number in await _missing(client, chunks, namespace, pin)} - set(refused)
+        if pin:
+            refused |= dict.fromkeys(gone, "it left the store before it could be pinned")
+            stored = [chunk_id for chunk_id in stored if chunk_id not in gone]
+            present = [chunk_id for chunk_id in present if chunk_id not in gone]
     return PrewarmReport(tuple(stored), tuple(dict.fromkeys(present)), refused, tokens, time.perf_counter() - started)
 
 

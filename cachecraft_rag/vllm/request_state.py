@@ -19,7 +19,8 @@ from cachecraft_rag.vllm.protocol import PlanId, PlanResult, RequestParams
 class RequestState:
     """A chunk request from its arrival to its end.
 
-    `refusal`: why nothing of it may be reused; `salt`: its `cache_salt`.
+    `refusal`: why nothing of it may be reused; `salt`: its `cache_salt`; `withdrawn`: segments whose chunks were
+    deleted since it arrived, so that it must not store them.
     """
 
     params: RequestParams
@@ -34,6 +35,7 @@ class RequestState:
     prefix_cache_tokens: int = 0
     lookup_seconds: float = 0.0
     plans: int = 0
+    withdrawn: set[int] = field(default_factory=set)
 
     def report(self, request_id: str) -> RequestReport:
         params = self.params

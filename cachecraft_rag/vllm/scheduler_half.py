@@ -19,7 +19,7 @@ from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
 from cachecraft_rag.vllm.choices import RememberedChoices
 from cachecraft_rag.vllm.classify import Classifier, Finding
-from cachecraft_rag.vllm.control import WorkerState, run_control
+from cachecraft_rag.vllm.control import WorkerState, named_segments, run_control
 from cachecraft_rag.vllm.disk_tier import DiskTier, open_disks
 from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.protocol import (
@@ -102,6 +102,9 @@ class SchedulerHalf:
             capacity = self._settings.device_store_bytes
             worker = WorkerState(self._store_bytes, self._device, capacity, busy)
             state.answer = run_control(self._index, params, worker, self._disk)
+            if "deleted" in state.answer:
+                for other in self._requests.values():
+                    other.withdrawn |= named_segments(other.params, params)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
         elif request.lora_request is not None:
@@ -144,12 +147,15 @@ class SchedulerHalf:
             lower=num_computed_tokens,
             upper=end,
             read_from=self._read_from(state, num_computed_tokens),
+            withdrawn=state.withdrawn,
         )
         plan = self._plan(state, num_computed_tokens, end)
         variants = tuple(span.handle for span in plan.captures if span.pieces)
         if params.prewarm:
             for namespace in self._room:
                 self._room[namespace] -= self._classifier.bytes_to_store(params)
+        else:
+            self._room.clear()  # it may have taken room, or hold what could have been evicted
         state.plan = plan
         self._count_uses(state.findings, plan)
         state.plans += 1
@@ -243,7 +249,7 @@ class SchedulerHalf:
         if plan.pending is not None and (remembered := self._choices.get(state.salt)) is not None:
             plan = plan.choose_again(remembered)
         in_full = num_computed_tokens == 0 and plan.compute.size == end  # nothing was repaired, so all of it is exact
-        if in_full and not self._classifier.behind_stand_in(params, state.token_ids):
+        if in_full and not state.withdrawn and not self._classifier.behind_stand_in(params, state.token_ids):
             variants = self._variants.reserve(params, state.token_ids, end)
             plan = replace(plan, captures=(*plan.captures, *variants))
         if params.prewarm and not plan.captures:

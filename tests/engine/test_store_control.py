@@ -120,6 +120,28 @@ def test_delete_everything_of_one_namespace(engine, passages, outcomes):
     assert engine.check() == []
 
 
+def test_deleted_right_behind_an_answer_nothing_comes_back(engine, passages, outcomes):
+    """What the answer missed is being stored while it is deleted, most of it still waiting for its turn."""
+    chunks = passages(6)
+    ask(engine, chunks, 0.17)
+    engine.delete(everything=True, **SPACE)
+    assert engine.prewarm([passages(1)[0]], progress=False, **SPACE).refused == {}  # behind all that was queued
+    assert outcomes(ask(engine, chunks, 0.18)) == ["MISS"] * 6
+    assert engine.check() == []
+
+
+def test_pinning_takes_chunks_that_another_prewarm_is_storing(engine, passages):
+    chunks = passages(3)
+
+    async def both():
+        return await asyncio.gather(engine.aprewarm(chunks, **SPACE), engine.aprewarm(chunks, pin=True, **SPACE))
+
+    before = engine.stats()["pinned"]
+    asyncio.run(both())
+    assert engine.stats()["pinned"] - before == 3
+    engine.delete(chunk_ids=[chunk.id for chunk in chunks], **SPACE)
+
+
 @pytest.mark.parametrize(
     "arguments", [{}, {"chunk_ids": [], "everything": True}, {"chunk_ids": ["a"], "document_id": "b"}]
 )

@@ -5,7 +5,7 @@ import pytest
 
 HEAD = (1, 2, 3, 4)
 STAND_IN = (51, 52, 53, 54, 55)
-A, B = (tuple(range(start, start + 20)) for start in (100, 200))
+A, B, C = (tuple(range(start, start + 20)) for start in (100, 200, 300))
 QUESTION = (7, 8, 9)
 
 
@@ -107,6 +107,25 @@ def test_behind_the_passages_themselves_it_is_exact(engine):
     prewarm(engine, A)
     report = engine.serve(HEAD + STAND_IN, A, QUESTION)
     assert [chunk.reason for chunk in report.chunks] == ["same prefix as when it was stored"]
+
+
+def test_nothing_is_stored_from_a_request_that_only_looks_like_a_prewarm(make_fake_engine):
+    """Its passages are chunks that were found, moved and repaired: what follows is not as a full prefill has it."""
+    engine = make_fake_engine(stand_in_token_ids=B)
+    for chunk in (A, B):
+        engine.serve(HEAD + B, chunk, chunk[-1:], prewarm=True, policy="none", ratio=0.0)
+    report = engine.serve(HEAD, B, C, QUESTION, policy="first", ratio=0.2)
+    assert outcomes(report) == ["HIT", "MISS"]
+    assert report.chunks[1].reason == "not in the store"
+    assert engine.ask({"op": "missing", "chunks": [["id-300", "id-300", None]]})["missing"] == [0]
+
+
+def test_where_memory_holds_the_chunk_or_the_passages_it_is_the_chunk(start):
+    engine = start(store_tokens=24)
+    for chunk in (A, B):
+        prewarm(engine, chunk)
+        assert outcomes(engine.serve(HEAD, chunk, QUESTION)) == ["HIT"]
+    assert engine.check() == []
 
 
 def test_a_missed_first_chunk_is_not_stored_from_its_own_request(engine):

@@ -110,6 +110,27 @@ def test_variants_leave_the_list_when_they_leave_the_store(index):
     assert index.stats().variants == 0
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["canonical too", "variants only"])
+def test_a_deleted_chunk_takes_what_has_attended_to_it(index, kept):
+    if kept:
+        entry = index.reserve(
+            KEYS.chunk("tenant", A),
+            namespace="tenant",
+            token_ids=np.array(A, dtype=np.int32),
+            nbytes=20,
+            cached_at=4,
+            chunk_id="id-100",
+        )
+        index.commit(entry.handle)
+    keep(index, HEAD, B, A, C, QUESTION)  # variants of A and C
+    keep(index, HEAD, B, C, QUESTION)  # another of C, which has not seen A
+    removed = index.delete(lambda entry: entry.chunk_id == "id-100")
+    assert {entry.chunk_id for entry in removed} == {"id-100"}
+    (left,) = index.variants(KEYS.chunk("tenant", C))
+    assert left.seen.keys == (KEYS.chunk("tenant", B),)
+    assert index.check() == []
+
+
 def stored(seen=None):
     index = KvIndex(1000)
     ids = np.arange(20, dtype=np.int32)
