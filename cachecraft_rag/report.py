@@ -30,9 +30,9 @@ class Outcome(StrEnum):
 class ChunkReport:
     chunk_id: str
     outcome: Outcome
-    reason: (
-        str  # why it was missed or refused; for a hit how it was reused, such as "moved by +512 tokens, other prefix"
-    )
+    # Why it was missed or refused; for a hit how it was reused, such as "moved by +512 tokens, other prefix": moved from
+    # where it was computed, which is behind the stand-in passages.
+    reason: str
     offset: int  # position of its first token in the prompt
     tokens: int
     recomputed: int  # its tokens that the model ran: for a miss all of them
