@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 class ChunkReport:
     chunk_id: str
     outcome: Outcome
-    # Why it was missed or refused; for a hit how it was reused, such as "moved by +512 tokens, other prefix": moved from
+    # Why it was missed or refused; for a hit how it was reused, such as "moved by +512 tokens, other prefix": from
     # where it was computed, which is behind the stand-in passages.
     reason: str
     offset: int  # position of its first token in the prompt

@@ -173,3 +173,12 @@ def test_command_line_prints_one_line_on_error(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {tmp_path} is not free for 'smollm2-135m'")
     assert "Traceback" not in done.stderr
+
+
+def test_looking_for_what_is_needed_leaves_the_process_able_to_import_setuptools():
+    """vLLM imports both in this order: on a first run the model is fetched in the process that starts it."""
+    pytest.importorskip("setuptools")
+    pytest.importorskip("gguf")
+    code = "from cachecraft_rag.demo import models; models._check_requirements()\nimport distutils.core, setuptools"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from cachecraft_rag.errors import CachecraftError, InvalidInput
@@ -140,7 +141,9 @@ def _check_requirements() -> None:
         raise FetchError(_missing(demo))
     if importlib.util.find_spec("torch") is None:
         raise FetchError("torch is not installed: pip install 'cachecraft-rag[cpu]', or [cuda] on a GPU machine")
-    if importlib.util.find_spec("pip") is None:
+    # Of the folders alone: asked for pip, setuptools' own finder withdraws its distutils from this process, and vLLM,
+    # which imports both, could not be imported any more (Python 3.11).
+    if PathFinder.find_spec("pip") is None:
         raise FetchError(f"{sys.executable} has no pip to download the model with: {sys.executable} -m ensurepip")
 
 
