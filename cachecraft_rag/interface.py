@@ -10,6 +10,9 @@ from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.errors import InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 
+# Keywords of a request that are the engine's own; all others are vLLM's sampling parameters.
+REQUEST_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt")
+
 
 @runtime_checkable
 class Engine(Protocol):

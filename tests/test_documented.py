@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cachecraft_rag.config import EngineConfig
+from cachecraft_rag.interface import REQUEST_OPTIONS
 from cachecraft_rag.reuse.policies import POLICIES
-from cachecraft_rag.testing.fake_engine import _OWN_OPTIONS
 
 OPTIONS = (Path(__file__).parents[1] / "docs" / "options.md").read_text()
 ROWS = [line.split("|")[1:-1] for line in OPTIONS.splitlines() if line.startswith("| `")]
@@ -26,7 +26,7 @@ def test_each_option_is_described_with_its_default(field):
 
 
 def test_no_option_is_described_that_does_not_exist():
-    known = {field.name for field in fields(EngineConfig)} | set(POLICIES) | _OWN_OPTIONS
+    known = {field.name for field in fields(EngineConfig)} | set(POLICIES) | set(REQUEST_OPTIONS)
     assert set(NAMED) == known
 
 

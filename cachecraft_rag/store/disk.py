@@ -46,11 +46,11 @@ class DiskStore:
 
     def scan(self) -> Iterator[EntryHeader]:
         """Headers of all entries, the one used longest ago first. What cannot be read is logged and left out."""
-        for path in sorted(self.folder.glob(f"*{ENTRY_SUFFIX}"), key=_last_use):
+        for key in sorted(self.keys(), key=lambda key: _last_use(self.path(key))):
             try:
-                yield self.header(path.name.removesuffix(ENTRY_SUFFIX))
+                yield self.header(key)
             except Unreadable as error:
-                logger.warning("%s is passed over: %s", path, error)
+                logger.warning("%s is passed over: %s", self.path(key), error)
 
     def header(self, key: str) -> EntryHeader:
         """What an entry says of itself, with its documents as they are now. Raises `Unreadable`."""

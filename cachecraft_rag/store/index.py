@@ -194,12 +194,9 @@ class KvIndex:
 
         Variants of other chunks that have attended to one of them go, too.
         """
-        removed = [entry for entry in self._entries.values() if select(entry)]
+        removed = self._remove_all(select)
         gone = {entry.key if entry.seen is None else entry.seen.base for entry in removed}
-        seen = [e for e in self._entries.values() if e.seen is not None and not gone.isdisjoint(e.seen.keys)]
-        for entry in {entry.key: entry for entry in (*removed, *seen)}.values():
-            self._remove(entry)
-            self._counts["deleted"] += 1
+        self._remove_all(lambda entry: entry.seen is not None and not gone.isdisjoint(entry.seen.keys))
         return removed
 
     def delete_document(self, namespace: str, document_id: str) -> list[Entry]:
@@ -284,6 +281,13 @@ class KvIndex:
                 del self._entries[entry.key]
                 self._counts["evicted"] += 1
         return True
+
+    def _remove_all(self, select: Callable[[Entry], bool]) -> list[Entry]:
+        removed = [entry for entry in self._entries.values() if select(entry)]
+        for entry in removed:
+            self._remove(entry)
+        self._counts["deleted"] += len(removed)
+        return removed
 
     def _remove(self, entry: Entry, *, damaged: bool = False) -> None:
         """Drop an entry from every tier."""

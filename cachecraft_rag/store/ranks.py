@@ -33,10 +33,6 @@ class RankStores:
     def has(self, key: str) -> bool:
         return all(store.path(key).exists() for store in self._stores)
 
-    def keys(self) -> Iterator[str]:
-        """See `DiskStore.keys`; what some rank lacks is left out."""
-        return filter(self.has, self.first.keys())
-
     def scan(self) -> Iterator[EntryHeader]:
         """See `DiskStore.scan`; what some rank lacks is left out."""
         return (header for header in self.first.scan() if self.has(header.key))

@@ -15,12 +15,11 @@ from cachecraft_rag.chunk import Chunk
 from cachecraft_rag.closing import Closing
 from cachecraft_rag.config import DEFAULT_POLICY
 from cachecraft_rag.errors import EngineClosed, InvalidInput
-from cachecraft_rag.interface import check_delete
+from cachecraft_rag.interface import REQUEST_OPTIONS, check_delete
 from cachecraft_rag.prompt import JOINER, ChunkPrompt, spell_out
 from cachecraft_rag.report import NOT_STORED, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.testing.fake_words import answer_to, words
 
-_OWN_OPTIONS = frozenset({"policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt"})
 _SAMPLING_OPTIONS = frozenset(
     {
         "bad_words",
@@ -201,7 +200,7 @@ class FakeEngine(Closing):
             raise InvalidInput(f"prompt={prompt!r:.60} is not a ChunkPrompt")
         if sampling is not None:
             raise InvalidInput("the fake engine takes sampling parameters as keywords only")
-        unknown = sorted(set(options) - _OWN_OPTIONS - _SAMPLING_OPTIONS)
+        unknown = sorted(set(options) - set(REQUEST_OPTIONS) - _SAMPLING_OPTIONS)
         if unknown:
             raise InvalidInput(f"unknown sampling parameters: {', '.join(unknown)}")
         tokens = self.count_tokens(prompt)

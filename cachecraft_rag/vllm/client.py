@@ -17,7 +17,7 @@ from cachecraft_rag.calibration.setting import reuse_defaults
 from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.drift import DriftGuard, Skipped
 from cachecraft_rag.errors import CachecraftError, InvalidInput
-from cachecraft_rag.interface import check_delete
+from cachecraft_rag.interface import REQUEST_OPTIONS, check_delete
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from cachecraft_rag.vllm.settings import ConnectorSettings
 
-_OWN_OPTIONS = ("policy", "recompute_ratio", "min_run", "namespace", "reuse", "fresh", "cache_salt")
 _FLUSH_POLL_SECONDS = 0.02
 
 
@@ -50,7 +49,7 @@ class EngineClient:
         self.dtype = str(llm.vllm_config.model_config.dtype).removeprefix("torch.")
         self.requests = Requests(llm, settings.secret)
         # What each chunk is computed behind when it is stored.
-        self.canonical_head = settings.head_token_ids + settings.stand_in_token_ids
+        self.canonical_prefix = settings.head_token_ids + settings.stand_in_token_ids
         self.model_store_dir: Path | None = None
         self._use(*reuse_defaults(config, None))
         self._stores_misses = config.store_misses and not config.read_only
@@ -92,7 +91,7 @@ class EngineClient:
         self, prompt: ChunkPrompt, sampling: Any, options: Mapping[str, Any], started: float
     ) -> AsyncGenerator[Delta, None]:
         """Deltas of one answer. A closed generator aborts the request."""
-        own = {name: options[name] for name in _OWN_OPTIONS if name in options}
+        own = {name: options[name] for name in REQUEST_OPTIONS if name in options}
         rest = {name: value for name, value in options.items() if name not in own}
         encoded = self.tokenizer.encode(prompt)
         if sampling is None and "max_tokens" not in rest:
@@ -284,7 +283,7 @@ class EngineClient:
                 continue
             seen.add(segment.digest)
             token_ids = encoded.token_ids[segment.start : segment.stop]
-            prompt = encode_for_prewarm(self.canonical_head, token_ids, segment)
+            prompt = encode_for_prewarm(self.canonical_prefix, token_ids, segment)
             async with self._deleting:
                 if params.epoch != self._epochs[params.namespace]:
                     return

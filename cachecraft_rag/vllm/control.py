@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -64,29 +64,28 @@ def _run(index: KvIndex, params: RequestParams, worker: WorkerState, disk: DiskT
         disk.remove_files(removed)
         return {"deleted": _chunk_ids(removed)}
     if operation == "pin":
-        chosen = [entry for entry in index if _selector(params.namespace, control)(entry)]
+        chosen = list(filter(_selector(params.namespace, control), index))
         for entry in chosen:
             index.pin(entry, bool(control["pinned"]))
         return {"pinned": _chunk_ids(chosen)}
     if operation == "prefetch":
-        on_disk = [entry for entry in index if entry.handle is None and _selector(params.namespace, control)(entry)]
+        on_disk = [entry for entry in filter(_selector(params.namespace, control), index) if entry.handle is None]
         return {"prefetched": _chunk_ids(entry for entry in on_disk if entry.ready and disk.bring(entry))}
     return {"error": f"unknown control operation {operation!r}"}
 
 
-def named_segments(params: RequestParams, deletion: RequestParams) -> set[int]:
-    """Which segments of a request are chunks that a deletion, just carried out, names."""
-    control = dict(deletion.control or {})
-    if deletion.namespace != params.namespace:
-        return set()
-    document, chunk_ids = control.get("document_id"), control.get("chunk_ids")
-    return {
-        number
-        for number, (_, _, chunk_id, _, document_id) in enumerate(params.segments)
-        if chunk_id is not None
-        and (document is None or document_id == document)
-        and (chunk_ids is None or chunk_id in chunk_ids)
-    }
+def segment_selector(params: RequestParams) -> Callable[[RequestParams], set[int]]:
+    """Tells which segments of a request are chunks that a control request names; `params` are the latter's."""
+    is_named = _names(params.namespace, dict(params.control or {}))
+
+    def select(request: RequestParams) -> set[int]:
+        return {
+            number
+            for number, (_, _, chunk_id, _, document_id) in enumerate(request.segments)
+            if chunk_id is not None and is_named(request.namespace, chunk_id, (document_id,))
+        }
+
+    return select
 
 
 def _chunk_ids(entries: Iterable[Entry]) -> list[str]:
@@ -95,15 +94,21 @@ def _chunk_ids(entries: Iterable[Entry]) -> list[str]:
 
 
 def _selector(namespace: str, control: dict[str, Any]) -> Callable[[Entry], bool]:
+    is_named = _names(namespace, control)
+    return lambda entry: is_named(entry.namespace, entry.chunk_id, entry.documents)
+
+
+def _names(namespace: str, control: dict[str, Any]) -> Callable[[str, str | None, Collection[str | None]], bool]:
+    """Whether a control request names a chunk of that namespace, id and documents."""
     document_id, chunk_ids = control.get("document_id"), control.get("chunk_ids")
     wanted = None if chunk_ids is None else set(chunk_ids)
 
-    def select(entry: Entry) -> bool:
-        if entry.namespace != namespace or (document_id is not None and document_id not in entry.documents):
+    def is_named(of: str, chunk_id: str | None, documents: Collection[str | None]) -> bool:
+        if of != namespace or (document_id is not None and document_id not in documents):
             return False
-        return wanted is None or entry.chunk_id in wanted
+        return wanted is None or chunk_id in wanted
 
-    return select
+    return is_named
 
 
 def _missing(index: KvIndex, namespace: str, chunks: list[list[str | None]], *, pinned: bool) -> list[int]:

@@ -48,7 +48,7 @@ class DiskTier:
         self._reads: list[Read] = []
         self._reading: set[int] = set()
         self._taken = 0
-        self._made = 0
+        self.made = 0  # of the changes that were decided, in that order: carried out, or failed
         self._complained = False
         self.used_bytes = 0
         if stores is not None:
@@ -64,14 +64,9 @@ class DiskTier:
         return self._taken + len(self._index.changes) if self._writable is not None else 0
 
     @property
-    def made(self) -> int:
-        """How many of them were carried out or failed; they are made in the order they were decided in."""
-        return self._made
-
-    @property
     def pending(self) -> int:
         """Changes that were decided and not yet made."""
-        return self.decided - self._made
+        return self.decided - self.made
 
     @property
     def _writable(self) -> RankStores | None:
@@ -113,7 +108,7 @@ class DiskTier:
 
     def discover(self) -> None:
         """Take up all that other processes have stored since."""
-        for key in self._store.keys() if self._store is not None else ():
+        for key in self._store.first.keys() if self._store is not None else ():
             self.find(key)
 
     def remove_files(self, removed: Iterable[Entry]) -> None:
@@ -176,7 +171,7 @@ class DiskTier:
         report = self._agreement.add(reports)
         if self._ranks > 1:
             self._settled |= dict.fromkeys(report.loaded) | report.unreadable
-        self._made += report.changed
+        self.made += report.changed
         if report.used_bytes is not None:
             self.used_bytes = report.used_bytes
         self._reading -= {*report.loaded, *report.unreadable}
@@ -233,7 +228,7 @@ class DiskTier:
     def _victims(self, nbytes: int) -> tuple[str, ...]:
         """Who should leave the disk for an entry of `nbytes`, and for as much again that may be on its way."""
         capacity = self.capacity_bytes
-        if capacity is None or self.used_bytes + (self._taken - self._made + 1) * nbytes * 2 * self._ranks <= capacity:
+        if capacity is None or self.used_bytes + (self._taken - self.made + 1) * nbytes * 2 * self._ranks <= capacity:
             return ()
         return tuple(self._index.victims_on_disk(2 * nbytes))
 

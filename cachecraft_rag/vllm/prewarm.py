@@ -148,7 +148,7 @@ async def _reports(
 
 
 def _encode_all(client: EngineClient, chunks: Sequence[Chunk]) -> list[EncodedPrompt]:
-    head = client.canonical_head
+    head = client.canonical_prefix
     prompts = []
     for chunk in chunks:
         token_ids = client.tokenizer.encode_chunk(chunk)

@@ -19,7 +19,7 @@ from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
 from cachecraft_rag.vllm.choices import RememberedChoices
 from cachecraft_rag.vllm.classify import Classifier, Finding
-from cachecraft_rag.vllm.control import WorkerState, named_segments, run_control
+from cachecraft_rag.vllm.control import WorkerState, run_control, segment_selector
 from cachecraft_rag.vllm.disk_tier import DiskTier, open_disks
 from cachecraft_rag.vllm.identity import entry_size, key_maker
 from cachecraft_rag.vllm.protocol import (
@@ -103,8 +103,9 @@ class SchedulerHalf:
             worker = WorkerState(self._store_bytes, self._device, capacity, busy)
             state.answer = run_control(self._index, params, worker, self._disk)
             if "deleted" in state.answer:
+                named = segment_selector(params)
                 for other in self._requests.values():
-                    other.withdrawn |= named_segments(other.params, params)
+                    other.withdrawn |= named(other.params)
         elif request.skip_reading_prefix_cache:
             state.refusal = "prompt_logprobs need every prompt token computed by vLLM itself"
         elif request.lora_request is not None:

@@ -40,18 +40,18 @@ def _summarise(variant: Variant, questions: Sequence[Question], answers: Sequenc
     return VariantResult(
         name=variant.name,
         ratio=variant.ratio,
-        f1=_estimate(columns, lambda m: m[:, _F1]),
-        exact_match=_estimate(columns, lambda m: m[:, _EM]),
-        of_full=_estimate(columns, _of_full) if means[_FULL_F1] > 0 else None,
+        f1=estimate(columns, lambda m: m[:, _F1]),
+        exact_match=estimate(columns, lambda m: m[:, _EM]),
+        of_full=estimate(columns, _of_full) if means[_FULL_F1] > 0 else None,
         gap_recovered=(
-            _estimate(columns, _gap)
+            estimate(columns, _gap)
             if gap_recovered(means[_F1], means[_NO_CONTEXT_F1], means[_FULL_F1]) is not None
             else None
         ),
-        same_answer=_estimate(columns, lambda m: m[:, _SAME]),
-        agreement=_estimate(columns, lambda m: m[:, _AGREES]),
-        kl=_estimate(columns, lambda m: m[:, _KL]),
-        kl_of_naive=_estimate(columns, _of_naive) if means[_NAIVE_KL] > 0 else None,
+        same_answer=estimate(columns, lambda m: m[:, _SAME]),
+        agreement=estimate(columns, lambda m: m[:, _AGREES]),
+        kl=estimate(columns, lambda m: m[:, _KL]),
+        kl_of_naive=estimate(columns, _of_naive) if means[_NAIVE_KL] > 0 else None,
         share=float(np.mean([record.share for record in records])),
         first_token_ratio=float(np.median(ratios)) if ratios else None,
         timed=len(ratios),
@@ -79,7 +79,8 @@ def _row(variant: Variant, question: Question, records: Answers) -> tuple[float,
     )
 
 
-def _estimate(columns: Columns, statistic: Callable[[Columns], Columns]) -> Estimate:
+def estimate(columns: Columns, statistic: Callable[[Columns], Columns]) -> Estimate:
+    """A statistic of column means (see `paired_bootstrap`) with its interval."""
     value = float(statistic(columns.mean(axis=0, keepdims=True))[0])
     interval = paired_bootstrap(columns, statistic)
     return Estimate(value, *interval) if interval is not None else Estimate(value)

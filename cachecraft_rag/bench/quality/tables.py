@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from cachecraft_rag.bench.quality.bootstrap import Columns, divided, paired_bootstrap
+from cachecraft_rag.bench.quality.bootstrap import Columns, divided
 from cachecraft_rag.bench.quality.result import (
     COLUMNS,
-    Estimate,
     QualityResult,
     VariantResult,
     cells,
     estimate_text,
 )
+from cachecraft_rag.bench.quality.summary import estimate
 from cachecraft_rag.errors import InvalidInput
 
 _ONE_RATIO = ("none", "all")
@@ -62,10 +62,11 @@ def comparison_table(
     for label in labels:
         mine, theirs = _find(one, label), _find(other, over or label)
         texts = [_named(mine)]
-        for measure, form in ((_kl, ".3f"), (_f1, ".2f")):
-            pair = np.stack([_of(one, mine, shared, measure), _of(other, theirs, shared, measure)], axis=1)
+        for values, there, form in ((mine.kl_each, theirs.kl_each, ".3f"), (mine.f1_each, theirs.f1_each, ".2f")):
+            pair = np.stack([_of(one, values, shared), _of(other, there, shared)], axis=1)
             means = pair.mean(axis=0)
-            texts += [f"{means[0]:{form}}", f"{means[1]:{form}}", estimate_text(_ratio_estimate(pair), ".2f")]
+            ratio = estimate(pair, _ratio) if means[1] > 0 else None
+            texts += [f"{means[0]:{form}}", f"{means[1]:{form}}", estimate_text(ratio, ".2f")]
         rows.append(tuple(texts))
     against = f"`{over}`" if over else "the same way"
     heading = f"**{one.heading}**, over {against} of **{other.heading}**; {len(shared)} questions in both:"
@@ -83,33 +84,13 @@ def _by_ratio(variants: Sequence[VariantResult]) -> str:
     return _table(("policy", *(f"{ratio:.0%}" for ratio in ratios)), rows)
 
 
-def _kl(variant: VariantResult) -> Sequence[float]:
-    return variant.kl_each
-
-
-def _f1(variant: VariantResult) -> Sequence[float]:
-    return variant.f1_each
-
-
-def _of(
-    result: QualityResult,
-    variant: VariantResult,
-    questions: Sequence[str],
-    measure: Callable[[VariantResult], Sequence[float]],
-) -> Columns:
-    values = dict(zip(result.question_ids, measure(variant), strict=True))
-    return np.array([values[question] for question in questions], dtype=np.float64)
-
-
-def _ratio_estimate(pair: Columns) -> Estimate | None:
-    means = pair.mean(axis=0)
-    if means[1] == 0:
-        return None
-    return Estimate(float(means[0] / means[1]), *(paired_bootstrap(pair, _ratio) or ()))
+def _of(result: QualityResult, values: Sequence[float], questions: Sequence[str]) -> Columns:
+    """`values`, one for each question of the result, of some of them."""
+    by_question = dict(zip(result.question_ids, values, strict=True))
+    return np.array([by_question[question] for question in questions], dtype=np.float64)
 
 
 def _ratio(means: Columns) -> Columns:
-    """NaN where a sample has nothing to compare with."""
     return divided(means[:, 0], means[:, 1])
 
 
