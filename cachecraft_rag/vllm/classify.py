@@ -106,7 +106,37 @@ class Classifier:
         `read_from`: what is stored is read from that position on, and must come from the disk if it is there; None
         where nothing is read. `withdrawn`: segments that are not stored, since their chunks were deleted meanwhile.
         """
+        held = self._hold(params, token_ids)
+        try:
+            return self._findings(params, token_ids, store, lower, upper, read_from, withdrawn)
+        finally:
+            for handle in held:
+                self._index.release(handle)
 
+    def _hold(self, params: RequestParams, token_ids: Ids) -> list[int]:
+        """Acquire the prompt's chunks that memory has, lest one is evicted to make room for another of them."""
+        keys = [
+            self._keys.chunk(params.namespace, token_ids[start:stop])
+            for start, stop, chunk_id, *_ in params.segments
+            if chunk_id is not None
+        ]
+        held = []
+        for entry in filter(None, map(self._index.get, keys)):
+            if entry.handle is not None:
+                self._index.acquire(entry)
+                held.append(entry.handle)
+        return held
+
+    def _findings(
+        self,
+        params: RequestParams,
+        token_ids: Ids,
+        store: bool,
+        lower: int,
+        upper: int,
+        read_from: int | None,
+        withdrawn: Collection[int],
+    ) -> list[Finding]:
         def reads(start: int, stop: int) -> bool:
             return read_from is not None and stop > read_from and start < upper
 

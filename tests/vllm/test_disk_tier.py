@@ -96,6 +96,15 @@ def test_what_another_process_stores_meanwhile_is_found(start):
     assert early.check() == []
 
 
+def test_a_prompt_does_not_evict_its_own_chunks(start):
+    engine = settle(start(store_tokens=len(HEAD) + 2 * 20))
+    engine.prewarm(A, B, C)  # A has left memory, and B would be the next to go
+    settle(engine)
+    assert outcomes(engine.serve(HEAD, A, B, QUESTION)) == ["HIT", "HIT"]
+    assert engine.ask({"op": "stats"})["promoted"] == 1
+    assert engine.check() == []
+
+
 def test_recomputing_all_reads_nothing(start):
     settle(start()).prewarm(A)
     other = start()
