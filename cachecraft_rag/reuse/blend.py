@@ -49,8 +49,7 @@ class BlendVariants(Blend):
 
 def _changed(chunk: RepairableChunk) -> float:
     """How much of what a chunk was computed behind has changed, 1 for canonical KV."""
-    overhead: float = chunk.statistics.get("overhead", LEAST_IMPACT)
-    return max(overhead / LEAST_IMPACT, 1e-3)
+    return max(chunk.overhead / LEAST_IMPACT, 1e-3)
 
 
 def _fixed_rank(chunk: RepairableChunk, changed: float) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cachecraft_rag.reuse.impact import LEAST_IMPACT
+from cachecraft_rag.reuse.fix_overhead import overhead_at, tokens_to_fix
 from cachecraft_rag.reuse.selection import PolicyBase, RepairableChunk, Scores, SelectionContext
 
 
@@ -32,8 +32,7 @@ class RandomTokens(PolicyBase):
 class CacheCraft(PolicyBase):
     """The published rule: CFO * |Ci| tokens of each chunk, those with the largest stored attention on what was before.
 
-    Cache-Craft, SIGMOD 2025, arXiv:2502.15734. CFO = alpha * CCI * (1 - b'), where alpha is twice the ratio: of a chunk
-    that nothing in front of it influenced (CCI = 1/2) and whose context is new (b' = 0) the ratio is recomputed.
+    Cache-Craft, SIGMOD 2025, arXiv:2502.15734; see `fix_overhead` and `overhead_at`.
     Canonical KV has no stored attention on other chunks; of it the first tokens are taken.
     """
 
@@ -41,8 +40,7 @@ class CacheCraft(PolicyBase):
     uses_variants = True
 
     def chunk_budget(self, chunk: RepairableChunk, ratio: float) -> int:
-        overhead = chunk.statistics.get("overhead", LEAST_IMPACT)
-        return self.budget(chunk.tokens, min(1.0, ratio / LEAST_IMPACT * overhead))
+        return tokens_to_fix(overhead_at(ratio, chunk.overhead), chunk.tokens)
 
     def scores(self, context: SelectionContext) -> list[Scores]:
         return [

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from cachecraft_rag.reuse.fix_overhead import overhead_at
 from cachecraft_rag.reuse.policies import get_policy, recomputes_all
+from cachecraft_rag.reuse.runs import count_in
 from cachecraft_rag.reuse.select import select
 from cachecraft_rag.reuse.selection import RepairableChunk, Scores, SelectionContext, SelectionPolicy
 
@@ -97,6 +99,17 @@ class Plan:
     staged: tuple[StagedSpan, ...]
     captures: tuple[CaptureSpan, ...]
     pending: PendingChoice | None = None
+
+    def computed_share(self, start: int, stop: int) -> float:
+        """How much of the positions `start` to `stop` is computed, from 0 to 1.
+
+        Of a chunk whose tokens are not chosen yet it is the cache fix overhead, whatever will be asked of it.
+        """
+        if (waiting := self.pending) is not None:
+            for chunk in waiting.chunks:
+                if chunk.start <= start < chunk.stop:
+                    return overhead_at(waiting.ratio, chunk.overhead)
+        return count_in(self.compute, start, stop) / (stop - start)
 
     def choose(self, attention: Scores | None = None, deviation: Scores | None = None) -> Plan:
         """The plan with its choice made.

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cachecraft_rag.reuse.impact import LEAST_IMPACT
+
 Scores = npt.NDArray[np.float64]
 
 
@@ -33,6 +35,12 @@ class RepairableChunk:
     @property
     def tokens(self) -> int:
         return self.stop - self.start
+
+    @property
+    def overhead(self) -> float:
+        """Cache fix overhead at alpha = 1."""
+        overhead: float = self.statistics.get("overhead", LEAST_IMPACT)
+        return overhead
 
 
 @dataclass(frozen=True, slots=True)

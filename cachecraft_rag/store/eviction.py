@@ -49,8 +49,17 @@ class LeastRecentlyUsed:
         entry.rank = next(self._uses)
 
 
+def eviction_gain(overhead: float, floor: float) -> float:
+    """What one use adds to an entry's score f_r: 1 / max(CFO, floor) (Cache-Craft, SIGMOD 2025, arXiv:2502.15734).
+
+    `overhead`: the share of its tokens that had to be recomputed; `floor`, positive: what counts as the least, since
+    an entry that is exact would otherwise be worth everything.
+    """
+    return 1.0 / max(overhead, floor)
+
+
 class FrequencyReuse:
-    """Cache-Craft's score: each use adds 1 / max(CFO, floor), CFO being the share that had to be recomputed.
+    """Cache-Craft's score, see `eviction_gain`. The entry of the lowest one is evicted.
 
     Published without ageing, where what was hot once never leaves. Here a use counts half after as many further uses as
     there are entries. Ranks are logarithms to the base 2 of the scores as seen from the first use: since all scores
@@ -65,7 +74,7 @@ class FrequencyReuse:
 
     def used(self, entry: Ranked, recomputed_share: float, entries: int) -> None:
         self._half_lives += 1.0 / max(entries, 1)
-        gain = self._half_lives - math.log2(max(recomputed_share, self._floor))
+        gain = self._half_lives + math.log2(eviction_gain(recomputed_share, self._floor))
         high, low = max(entry.rank, gain), min(entry.rank, gain)
         entry.rank = high + math.log2(1.0 + 2.0 ** (low - high))
 

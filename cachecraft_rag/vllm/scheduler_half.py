@@ -13,7 +13,6 @@ import numpy as np
 from cachecraft_rag.report import Outcome
 from cachecraft_rag.reuse import Plan, get_policy, make_plan
 from cachecraft_rag.reuse.policies import recomputes_all
-from cachecraft_rag.reuse.runs import count_in
 from cachecraft_rag.store import KvIndex
 from cachecraft_rag.store.device import DeviceReport
 from cachecraft_rag.store.eviction import get_eviction
@@ -283,8 +282,8 @@ class SchedulerHalf:
             segment = finding.segment
             entry = self._index.get(segment.key) if finding.outcome is Outcome.HIT and segment.key else None
             if entry is not None:
-                computed = 0 if plan is None else count_in(plan.compute, segment.start, segment.stop)
-                self._index.touch(entry, computed / (segment.stop - segment.start))
+                share = 0.0 if plan is None else plan.computed_share(segment.start, segment.stop)
+                self._index.touch(entry, share)
 
 
 def _reads(params: RequestParams) -> bool:

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from cachecraft_rag.kernels import RotarySpec, rotate
-from cachecraft_rag.reuse import StagedSpan
-from cachecraft_rag.reuse.runs import count_in
+from cachecraft_rag.reuse import Plan, StagedSpan
 from cachecraft_rag.store.device import DeviceTier
 from cachecraft_rag.store.memory import ChunkKv, HostMemoryStore
 from cachecraft_rag.store.transfer import Piece, Transfer
@@ -43,14 +42,13 @@ class Stager:
         kv = self._store.get(span.handle)
         return None if kv is None or kv.tokens < span.source_start + span.stop - span.start else kv
 
-    def note_uses(self, spans: Iterable[StagedSpan], compute: Positions, namespace: str) -> None:
+    def note_uses(self, spans: Iterable[StagedSpan], plan: Plan, namespace: str) -> None:
         """Spans that are `stored` will be staged: their copies on the device count it, or are made if worth it."""
         for span in spans if self._tier is not None else ():
             kv = self.stored(span)
             assert kv is not None
             assert self._tier is not None
-            computed = count_in(compute, span.start, span.stop)
-            self._tier.use(span.handle, kv, namespace, computed / (span.stop - span.start))
+            self._tier.use(span.handle, kv, namespace, plan.computed_share(span.start, span.stop))
 
     @torch.inference_mode()
     def key(self, span: StagedSpan, layer: int) -> torch.Tensor | None:

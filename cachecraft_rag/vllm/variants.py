@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachecraft_rag.reuse import CaptureSpan
-from cachecraft_rag.reuse.fix_overhead import fix_overhead
+from cachecraft_rag.reuse.fix_overhead import best_variant, fix_overhead
 from cachecraft_rag.reuse.impact import LEAST_IMPACT, context_impact
 from cachecraft_rag.reuse.overlap import PrefixChunk, adjusted_overlap
 from cachecraft_rag.store import Entry, KeyMaker, KvIndex
@@ -41,7 +41,8 @@ def best_candidate(entries: Sequence[Entry], in_front: Sequence[PrefixChunk], *,
 
     `alone`: canonical KV was computed behind the head and nothing else, so that it needs no repair behind nothing else.
     """
-    return min((_candidate(entry, in_front, alone) for entry in entries), key=lambda candidate: candidate.overhead)
+    candidates = [_candidate(entry, in_front, alone) for entry in entries]
+    return candidates[best_variant([candidate.overhead for candidate in candidates])]
 
 
 def _candidate(entry: Entry, in_front: Sequence[PrefixChunk], alone: bool) -> Candidate:

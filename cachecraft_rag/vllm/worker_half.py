@@ -245,7 +245,7 @@ class WorkerHalf:
             running.message = replace(running.message, plan=plan)
         lost = [span for span in plan.staged if self._stager.stored(span) is None]
         there = [span for span in plan.staged if span not in lost]
-        self._stager.note_uses(there, plan.compute, running.message.namespace)
+        self._stager.note_uses(there, plan, running.message.namespace)
         places = compact_places(plan, there) if plan.pending is not None else None
         self._stager.write(there, running.message.block_ids, places)
         if lost:

@@ -200,6 +200,20 @@ def test_deviation_looks_at_all_up_to_the_last_chunk_that_is_not_exact():
     assert later.pending.deviation_rows.tolist() == list(range(14, 24))
 
 
+def test_what_a_choice_will_compute_counts_by_the_overhead_until_it_is_made():
+    changed = PlanSegment(4, 24, "00" * 16, handle=1, statistics={"overhead": 0.1, "attention": None})
+    exact = PlanSegment(24, 34, "11" * 16, handle=2, exact=True)
+    plan = question_plan(PlanSegment(0, 4), changed, exact, TEXT, ratio=0.2)
+    assert plan.computed_share(0, 4) == plan.computed_share(34, 40) == 1.0
+    assert plan.computed_share(24, 34) == 0.0
+    assert plan.computed_share(4, 24) == pytest.approx(0.04)  # twice the ratio times the overhead at alpha = 1
+    attention = np.zeros(40)
+    attention[[10, 20]] = 1
+    assert plan.choose(attention).computed_share(4, 24) == 4 / 20
+    first = plan_of([PlanSegment(0, 4), HIT, TEXT], ratio=0.2)
+    assert first.computed_share(4, 24) == 4 / 20
+
+
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_at_the_ends_nothing_is_left_to_choose(ratio):
     assert question_plan(HIT, MISS, TEXT, ratio=ratio).pending is None

@@ -2,9 +2,11 @@ import math
 from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cachecraft_rag.errors import InvalidInput
-from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, get_eviction, lowest_ranked
+from cachecraft_rag.store.eviction import FrequencyReuse, LeastRecentlyUsed, eviction_gain, get_eviction, lowest_ranked
 
 
 @dataclass
@@ -78,3 +80,9 @@ def test_the_lowest_rank_leaves_first_equals_in_their_order_and_no_more_than_nee
     assert lowest_ranked(items, 16) == [items[1], items[3], items[2]]
     assert lowest_ranked(items, 1000) == [items[1], items[3], items[2], items[0]]
     assert lowest_ranked(items, 0) == []
+
+
+@given(st.floats(0, 1), st.floats(0.001, 1))
+def test_the_gain_of_a_use_is_bounded_and_falls_with_the_overhead(overhead, floor):
+    assert 1.0 <= eviction_gain(overhead, floor) <= 1.0 / floor
+    assert eviction_gain(overhead, floor) <= eviction_gain(overhead / 2, floor)

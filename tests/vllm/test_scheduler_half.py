@@ -1,14 +1,19 @@
 """The life of requests in the scheduler half, against a worker that does what it is told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from cachecraft_rag.report import Outcome
-from cachecraft_rag.vllm.protocol import WorkerMetadata
+from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.vllm.protocol import WorkerMetadata, prompt_digest
+from cachecraft_rag.vllm.salts import cache_salt
 
 HEAD = (1, 2, 3, 4)
 A, B, C = (tuple(range(start, start + 20)) for start in (100, 200, 300))
 QUESTION = (7, 8, 9)
+SECRET = "secret"
 
 
 def outcomes(report):
@@ -241,3 +246,16 @@ def test_many_random_requests_leave_clean_books(make_fake_engine):
     assert engine.half._requests == {}
     assert all(entry.users == 0 and entry.ready for entry in engine.half._index)
     assert engine.half._index.used_bytes == sum(engine.tensors.values())
+
+
+@pytest.mark.parametrize("policy", ["first", "random", "question", "blend", "deviation"])
+@pytest.mark.parametrize("ratio", [0.2, 0.9])
+def test_each_use_counts_by_what_is_recomputed_whatever_the_policy(engine, policy, ratio, monkeypatch):
+    engine.prewarm(A, B, C)
+    counted = []
+    monkeypatch.setattr(engine.half._index, "touch", lambda entry, share: counted.append((entry.chunk_id, share)))
+    params, ids = engine.params(HEAD, C, A, QUESTION, policy=policy, ratio=ratio)
+    digest = prompt_digest(get_policy(policy), ratio, np.array(ids, dtype=np.int32))
+    salt = cache_salt(SECRET, replace(params, prompt=digest))
+    engine.schedule(engine.arrive(HEAD, C, A, QUESTION, policy=policy, ratio=ratio, salt=salt))
+    assert counted == [(None, 0.0), ("id-300", 0.0), ("id-100", pytest.approx(ratio))]  # the first one is exact

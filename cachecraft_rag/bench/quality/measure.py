@@ -77,7 +77,6 @@ class Measurer:
         missing = [variant for variant, record in found.items() if record is None]
         if not missing and not (timed and any(record and record.seconds is None for record in found.values())):
             return
-        self._forced.engine.prewarm(self._ways.chunks[number], progress=False)
         if missing:
             self._forced.forget_prompts()
             full = self._reference(number)
@@ -89,11 +88,16 @@ class Measurer:
     def _in_order(self, number: int, wanted: Sequence[Variant]) -> Iterator[list[Variant]]:
         """Those that reuse chunks as they were computed behind others, once such are stored; then the rest.
 
-        They come first since what is recomputed in full leaves such, and in the question's own order.
+        They come first since what is recomputed in full leaves such, and in the question's own order. What an earlier
+        question left of the same chunks is deleted before, so that the answers are those of an interrupted run.
         """
+        engine, chunks = self._forced.engine, self._ways.chunks[number]
         using = [variant for variant in wanted if variant.ratio is not None and get_policy(variant.name).uses_variants]
         if using:
-            self._forced.engine.prewarm_variants([self._ways.stored_order(number)], progress=False)
+            engine.delete(chunk_ids=[chunk.id for chunk in chunks])
+        engine.prewarm(chunks, progress=False)
+        if using:
+            engine.prewarm_variants([self._ways.stored_order(number)], progress=False)
             yield using
         rest = [variant for variant in wanted if variant not in using]
         if rest:
@@ -117,15 +121,16 @@ class Measurer:
         return _Reference(known, said.logits, said.answer.first_token_seconds)
 
     def _answer(self, number: int, missing: Sequence[Variant], full: _Reference) -> None:
+        alone = self._together == 1 and full.seconds is not None
+        untimed = replace(full.record, seconds=None, full_seconds=None)
         for variant in missing:
             if self._ways.is_full_prefill(number, variant):
-                self._add(number, variant, full.record)
+                self._add(number, variant, full.record if alone else untimed)
         asked = [_Asked(v, self._ways.way(number, v)) for v in missing if not self._ways.is_full_prefill(number, v)]
         parted: list[tuple[_Asked, Record]] = []
         starts = ((one, partial(self._start_forced, one.way, full)) for one in asked)
         for one, said in in_flight(starts, self._together):
             check_reused(self._forced.engine, said.answer)
-            alone = self._together == 1 and full.seconds is not None
             seconds = said.answer.first_token_seconds if alone else None
             record = self._compared(full.logits, said, one.way.prompt, seconds, full.seconds if alone else None)
             if all(record.agrees):  # greedy decoding would not have left the forced path
