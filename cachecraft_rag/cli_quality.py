@@ -115,10 +115,11 @@ def tables(
 ) -> None:
     """The results as tables in Markdown."""
     from cachecraft_rag.bench.quality.result import QualityResult
-    from cachecraft_rag.bench.quality.tables import result_tables
+    from cachecraft_rag.bench.quality.tables import check_shown, result_tables
 
-    wanted = shares(ratios)
-    typer.echo("\n\n".join(result_tables(QualityResult.read(file), wanted) for file in files))
+    results = [QualityResult.read(file) for file in files]
+    shown = check_shown(results, shares(ratios))
+    typer.echo("\n\n".join(result_tables(result, shown) for result in results))
 
 
 @quality_app.command()
@@ -134,4 +135,5 @@ def compare(
     from cachecraft_rag.bench.quality.result import QualityResult
     from cachecraft_rag.bench.quality.tables import comparison_table
 
-    typer.echo(comparison_table(QualityResult.read(one), QualityResult.read(other), listed(ways), over))
+    results = QualityResult.read(one), QualityResult.read(other)
+    typer.echo(comparison_table(*results, listed(ways), over, names=(str(one), str(other))))

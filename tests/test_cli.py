@@ -199,6 +199,28 @@ def test_bench_tables_and_compare_print_markdown(invoke, tmp_path):
     result = invoke("bench", "compare", file, file, "--ways", "blend 0.15")
     assert result.exit_code == 0, result.output
     assert "| `blend 0.15` | 0.500 | 0.500 | 1.00 | 0.50 | 0.50 | 1.00 |" in result.stdout
+    for ratios, message in (
+        ("15", "ratio 15.0 is not a share"),
+        ("0.2", "ratio 0.2 is in no result"),
+        ("", "no ratio"),
+    ):
+        result = invoke("bench", "tables", file, "--ratios", ratios)
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"error: {message}")
+    other = tmp_path / "y.json"
+    other.write_text(json.dumps({**fields, "variants": [{**way, "ratio": 0.3}], "question_ids": ["a", "b"]}))
+    result = invoke("bench", "compare", file, other)
+    assert result.exit_code == 2
+    assert f"{file} has blend 0.15 and {other} has blend 0.3" in result.stderr
+
+
+def test_bench_data_names_a_source_that_is_empty_or_garbled(invoke, tmp_path):
+    for content, message in (("", "holds no lines"), ("{", "line 1: this is not JSON")):
+        (tmp_path / "musique_dev200.jsonl").write_text(content)
+        result = invoke("bench", "data", "musique", tmp_path, tmp_path / "out.jsonl")
+        assert result.exit_code == 2
+        assert message in result.stderr
+        assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_demo_without_options_leaves_all_to_the_demonstration(invoke, calls):

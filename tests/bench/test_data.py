@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -26,6 +27,11 @@ def test_the_order_is_drawn_for_each_question_by_itself(file):
         assert loaded == shuffled(question(number), 0)
         assert set(loaded.passages) == set(question(number).passages)
     assert load_questions(file, seed=1) != all_of_them
+
+
+def test_the_digest_stays_what_records_are_found_by():
+    asked = Question("Wer?", ("Grün",), (Passage("T", "text"), Passage("", "more\u2028text")))
+    assert asked.digest == "6b2b5cb2fc2761e5095193eebb7a5bd36227164b707284008d7fb89bf3b22c04"
 
 
 def test_the_digest_knows_the_order():
@@ -67,9 +73,47 @@ def test_a_garbled_line_is_named(tmp_path, line):
         load_questions(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"question": None}, "question must be a str, got NoneType"),
+        ({"question": "\ud800"}, "question holds the lone surrogate"),
+        ({"answers": [None]}, "an answer must be a str, got NoneType"),
+        ({"answers": None}, "answers must be a list that is not empty, got None"),
+        ({"passages": [{"text": None}]}, "text must be a str, got NoneType"),
+        ({"passages": [{"title": None, "text": "t"}]}, "title must be a str, got NoneType"),
+        ({"passages": [{"title": "t"}]}, "text is missing"),
+    ],
+)
+def test_what_is_no_text_is_named(tmp_path, change, what):
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({**question(1).to_dict(), **change}))
+    with pytest.raises(InvalidInput, match=rf"data\.jsonl, line 1: {what}"):
+        load_questions(path)
+
+
+@pytest.mark.parametrize(("encoding", "byte"), [("latin-1", "0xe9"), ("utf-16", "0xff")])
+def test_a_line_in_another_encoding_is_named(tmp_path, encoding, byte):
+    path = tmp_path / "data.jsonl"
+    line = json.dumps(replace(question(1), question="Qui est né?").to_dict(), ensure_ascii=False)
+    path.write_bytes(b"\n" + line.encode(encoding))
+    with pytest.raises(InvalidInput, match=rf"data\.jsonl, line 2: byte {byte} is not UTF-8"):
+        load_questions(path)
+
+
+def test_blank_lines_are_passed_over_and_what_is_behind_the_limit_is_not_read(file):
+    loaded = load_questions(file)
+    file.write_bytes(b"\n" + file.read_bytes().replace(b"\n", b"\r\n") + b" \n\n")
+    assert load_questions(file) == loaded
+    file.write_bytes(file.read_bytes() + b"\xff")
+    assert load_questions(file, limit=5) == loaded
+
+
 def test_no_file_and_no_questions(tmp_path):
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_questions(tmp_path / "nowhere.jsonl")
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(InvalidInput, match="has no questions"):
         load_questions(tmp_path / "empty.jsonl")
+    with pytest.raises(InvalidInput, match="has no questions"):
+        load_questions(tmp_path / "empty.jsonl", limit=-1)

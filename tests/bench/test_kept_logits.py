@@ -1,3 +1,6 @@
+import os
+import time
+
 import numpy as np
 import pytest
 
@@ -46,3 +49,23 @@ def test_without_a_folder_nothing_is_kept():
     kept = KeptLogits(None, "run")
     kept.add("question", LOGITS)
     assert kept.get("question", TOKENS) is None
+
+
+def test_what_an_interruption_left_half_written_is_deleted(folder, monkeypatch):
+    KeptLogits(folder, "run").add("question", LOGITS)
+
+    def interrupt(file, _):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "save", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        KeptLogits(folder, "run").add("another", LOGITS)
+    (folder / "note.txt").touch()
+    (partial,) = folder.glob("*.partial")
+    KeptLogits(folder, "run")  # another process may be writing it
+    assert partial.exists()
+    two_hours_ago = time.time() - 7200
+    os.utime(partial, (two_hours_ago, two_hours_ago))
+    assert np.array_equal(KeptLogits(folder, "run").get("question", TOKENS), LOGITS)
+    assert sorted(path.suffix for path in folder.iterdir()) == [".npy", ".txt"]

@@ -118,3 +118,22 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     with pytest.raises(CachecraftError, match=r"cachecraft-rag\[bench\]"):
         draw(RESULT)
+
+
+@pytest.mark.parametrize("name", ["one.json", "one.png", "link.html", "sub/../two.json"])
+def test_what_is_read_or_drawn_is_not_written_over(files, tmp_path, name):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link.html").symlink_to(files[0])
+    before = {path: path.read_bytes() for path in files}
+    with pytest.raises(InvalidInput, match=f"the page .*{name} would be written over a (result|picture): give another"):
+        write_page(files, tmp_path / name)
+    assert {path: path.read_bytes() for path in files} == before
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_a_picture_is_not_written_over_a_result(files, tmp_path):
+    (tmp_path / "one.png").symlink_to(files[1])
+    before = files[1].read_bytes()
+    with pytest.raises(InvalidInput, match=r"picture of .*one\.json would be written over the result .*one\.png"):
+        write_page(files, tmp_path / "page.html")
+    assert files[1].read_bytes() == before

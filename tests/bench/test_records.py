@@ -1,4 +1,5 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -58,6 +59,52 @@ def test_a_line_of_something_else_is_passed_over(path, line):
     path.write_text(line + "\n")
     Records(path, "run").add("q1", NAIVE, RECORD)
     assert Records(path, "run").get("q1", NAIVE) == RECORD
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\r"])
+def test_an_answer_may_hold_any_line_separator(path, separator):
+    record = replace(RECORD, answer=f"one{separator}two")
+    Records(path, "run").add("q1", NAIVE, record)
+    assert Records(path, "run").get("q1", NAIVE) == record
+
+
+def test_a_line_cut_inside_a_character_is_passed_over(path):
+    records = Records(path, "run")
+    records.add("q1", NAIVE, RECORD)
+    records.add("q2", NAIVE, RECORD)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex("ï".encode()) + 1])
+    after = Records(path, "run")
+    assert after.get("q1", NAIVE) == RECORD
+    assert after.get("q2", NAIVE) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"variant": [1]},
+        {"question": None},
+        {"answer": 3},
+        {"token_ids": "12"},
+        {"token_ids": [True]},
+        {"kl": []},
+        {"kl": [0.5]},
+        {"kl": [0.5, float("nan")]},
+        {"kl": [], "agrees": []},
+        {"agrees": [1, 0]},
+        {"share": None},
+        {"share": "0.1"},
+        {"share": True},
+        {"seconds": "fast"},
+        {"full_seconds": 0.0},
+    ],
+)
+def test_a_line_of_other_types_is_passed_over(path, wrong):
+    fields = {"run": "run", "question": "q1", "variant": str(NAIVE), **asdict(RECORD)}
+    path.write_text(json.dumps(fields) + "\n")
+    assert Records(path, "run").get("q1", NAIVE) == RECORD
+    path.write_text(json.dumps({**fields, **wrong}) + "\n")
+    assert Records(path, "run").get("q1", NAIVE) is None
 
 
 def test_without_a_file_all_stays_in_memory():

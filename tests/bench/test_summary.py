@@ -110,3 +110,46 @@ def test_a_result_of_before_there_were_untimed_questions_is_read(result):
 def test_json_of_something_else_is_refused(fields):
     with pytest.raises(InvalidInput, match="not a result of the quality benchmark"):
         QualityResult.from_dict(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"asked": "4"}, "asked must be a whole number, got '4'"),
+        ({"context_tokens": None}, "context_tokens must be a number, got None"),
+        ({"full_fails": float("nan")}, "full_fails must be a number, got nan"),
+        ({"alone": 1}, "alone must be true or false, got 1"),
+        ({"compress": 8}, "compress must be text, got 8"),
+        ({"machine": []}, r"machine must be an object, got \[\]"),
+        ({"question_ids": [1]}, r"question_ids must be a list of texts, got \[1\]"),
+        ({"variants": [3]}, r"variants must be a list of objects, got \[3\]"),
+        ({"question_ids": ["a"]}, r"variants\[0\]\.f1_each has 4 numbers for 1 question_ids"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_named(result, tmp_path, change, what):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({**result.to_dict(), **change}))
+    with pytest.raises(InvalidInput, match=rf"x\.json: this is not a result .*\({what}\): give a file"):
+        QualityResult.read(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"name": 3}, "name must be text, got 3"),
+        ({"ratio": "0.15"}, "ratio must be a number, got '0.15'"),
+        ({"share": "x"}, "share must be a number, got 'x'"),
+        ({"share": True}, "share must be a number, got True"),
+        ({"kl": None}, "kl must be an object, got None"),
+        ({"kl": {"value": None}}, r"kl\.value must be a number, got None"),
+        ({"kl": {}}, r"kl\.value is missing"),
+        ({"of_full": {"value": 1.0, "low": "x"}}, r"of_full\.low must be a number, got 'x'"),
+        ({"kl_each": [0.1, None]}, r"kl_each must be a list of numbers, got \[0\.1, None\]"),
+        ({"timed": None}, "timed must be a whole number, got None"),
+    ],
+)
+def test_a_field_of_a_way_is_named_too(result, change, what):
+    fields = result.to_dict()
+    fields["variants"] = [*fields["variants"][:2], {**fields["variants"][2], **change}]
+    with pytest.raises(InvalidInput, match=rf"variants\[2\]\.{what}"):
+        QualityResult.from_dict(fields)

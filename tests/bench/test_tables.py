@@ -6,7 +6,7 @@ from cachecraft_rag.bench.quality.data import Passage, Question
 from cachecraft_rag.bench.quality.records import Record
 from cachecraft_rag.bench.quality.result import COLUMNS, QualityResult
 from cachecraft_rag.bench.quality.summary import summarise
-from cachecraft_rag.bench.quality.tables import comparison_table, result_tables
+from cachecraft_rag.bench.quality.tables import check_shown, comparison_table, result_tables
 from cachecraft_rag.bench.quality.variants import FULL, NAIVE, NO_CONTEXT, Variant
 from cachecraft_rag.errors import InvalidInput
 
@@ -101,3 +101,45 @@ def test_no_question_in_common_is_said():
 def test_an_unknown_way_is_named_with_those_there_are(arguments):
     with pytest.raises(InvalidInput, match=r"'other 0\.1' is no way .*it has full prefill, .*blend 0\.15"):
         comparison_table(result(1.0), result(1.0), **arguments)
+
+
+def test_ratios_that_look_alike_are_told_apart():
+    ratios = {0.15: 0.125, 0.3: 0.005}
+    found = result(1.0)
+    variants = tuple(replace(v, ratio=ratios.get(v.ratio, v.ratio)) for v in found.variants)
+    grid, full = result_tables(replace(found, variants=variants), [0.07, 0.29, 0.125]).split("At 7%, 29%, 12.5%:")
+    assert rows(grid)["policy"] == ["0.5%", "12.5%"]
+    assert "`first 0.125`" in rows(full)
+
+
+def test_ratios_to_show_are_those_that_some_result_has():
+    few = result(1.0)
+    few = replace(few, variants=tuple(v for v in few.variants if v.ratio != 0.3))
+    assert check_shown([few, result(1.0)], [0.3, 0.15]) == [0.3, 0.15]
+    with pytest.raises(InvalidInput, match=r"ratio 0\.3 is in no result: give --ratios from 0, 0\.15$"):
+        check_shown([few], [0.15, 0.3])
+    with pytest.raises(InvalidInput, match=r"no ratio to show: give --ratios from 0, 0\.15, 0\.3$"):
+        check_shown([few, result(1.0)], [])
+    with pytest.raises(InvalidInput, match=r"ratio 15 is not a share"):
+        check_shown([few], [15])
+
+
+def test_no_way_in_common_is_said_with_those_there_are():
+    one, other = result(1.0), result(1.0)
+    one = replace(one, variants=tuple(v for v in one.variants if v.name == "blend"))
+    other = replace(other, variants=tuple(v for v in other.variants if v.name == "first"))
+    with pytest.raises(InvalidInput, match=r"a\.json has blend 0\.15 and b\.json has first 0\.15, first 0\.3; set one"):
+        comparison_table(one, other, names=("a.json", "b.json"))
+    assert "`blend 0.15`" in comparison_table(one, other, over="first 0.3")
+
+
+def test_answers_of_other_lengths_are_not_compared():
+    with pytest.raises(InvalidInput, match=r"up to 16 tokens \(a\) and of up to 32 \(b\) .* the same --max-tokens"):
+        comparison_table(result(1.0), result(1.0, max_tokens=32), names=("a", "b"))
+
+
+@pytest.mark.parametrize("fields", [{"model": "n"}, {"dtype": "bfloat16"}])
+def test_it_is_said_that_models_differ(fields):
+    remark = "The models or their dtypes differ: each KL is to the own full prefill"
+    assert remark in comparison_table(result(1.0), result(1.0, **fields), ["blend 0.15"])
+    assert remark not in comparison_table(result(1.0), result(1.0), ["blend 0.15"])

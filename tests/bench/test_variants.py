@@ -24,3 +24,11 @@ def test_every_policy_can_be_measured(policy):
 def test_what_cannot_be_measured_is_refused(policies, ratios, message):
     with pytest.raises(InvalidInput, match=message):
         make_variants(policies, ratios)
+
+
+def test_other_ratios_have_other_names():
+    variants = make_variants(["first"], [0.3333333, 0.33333331, 1 / 3])[len(RIVALS) :]
+    assert len({str(variant) for variant in variants}) == 3
+    assert [str(Variant("first", ratio)) for ratio in (0.05, 0.15, 0.3, 1.0, 0.333333, 1e-5)] == [
+        *("first 0.05", "first 0.15", "first 0.3", "first 1", "first 0.333333", "first 1e-05"),
+    ]

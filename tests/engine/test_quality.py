@@ -8,13 +8,14 @@ from itertools import pairwise
 
 import pytest
 
-from cachecraft_rag.bench.quality.data import Passage, Question, save_questions
+from cachecraft_rag.bench.quality.data import Passage, Question, load_questions, save_questions
 from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_forced_engine
 from cachecraft_rag.bench.quality.kept_logits import KeptLogits
 from cachecraft_rag.bench.quality.measure import Measurer
 from cachecraft_rag.bench.quality.records import Records
 from cachecraft_rag.bench.quality.run import bench_quality
 from cachecraft_rag.bench.quality.variants import EXACT_PREFIX, FULL, NAIVE, NO_CONTEXT, Variant, make_variants
+from cachecraft_rag.bench.quality.ways import Ways
 from cachecraft_rag.reuse import POLICIES
 from cachecraft_rag.verification.cases import passage
 
@@ -171,20 +172,25 @@ class _InterruptedError(Exception):
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_to_the_same_result(questions, tmp_path, monkeypatch):
-    """Each run has an engine of its own; the second is cut in the middle of its second question."""
+    """Each run has an engine of its own; the second is cut in the middle of its second question.
+
+    Variants of the first question's passages are still there by then in the first run only.
+    """
     data = tmp_path / "data.jsonl"
     save_questions(data, questions)
+    ways = Ways(load_questions(data, limit=2), 1)
+    assert ways.stored_order(1)[0].id in [chunk.id for chunk in ways.stored_order(0)[1:]]
 
     def run(records):
         options = {**OPTIONS, "limit": 2, "max_tokens": 6, "records": records, "progress": False}
         model = os.environ["CACHECRAFT_TEST_MODEL"]
-        return bench_quality(model, data, policies=["first"], ratios=[0.3], **options)
+        return bench_quality(model, data, policies=["first", "blend-variants"], ratios=[0.3], **options)
 
     whole = run(tmp_path / "whole.jsonl")
     add, counted = Records.add, []
 
     def interrupt(self, *arguments):
-        if len(counted) == 7:
+        if len(counted) == 8:
             raise _InterruptedError
         counted.append(arguments)
         add(self, *arguments)
@@ -194,7 +200,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(questions, tmp_path, monk
         with pytest.raises(_InterruptedError):
             run(tmp_path / "cut.jsonl")
     resumed = run(tmp_path / "cut.jsonl")
-    assert len((tmp_path / "cut.jsonl").read_text().splitlines()) == 2 * 5
+    assert len((tmp_path / "cut.jsonl").read_text().splitlines()) == 2 * 6
     assert flat(resumed) == pytest.approx(flat(whole), rel=1e-4, abs=1e-5, nan_ok=True)  # other batch shapes
 
 
@@ -206,5 +212,7 @@ def flat(result) -> list[float]:
 
 
 def _leaves(entry) -> list[float]:
-    found = entry.values() if isinstance(entry, dict) else [entry]
-    return [math.nan if value is None else value for value in found if not isinstance(value, str)]
+    if isinstance(entry, dict | list | tuple):
+        values = entry.values() if isinstance(entry, dict) else entry
+        return [leaf for value in values for leaf in _leaves(value)]
+    return [] if isinstance(entry, str) else [math.nan if entry is None else entry]

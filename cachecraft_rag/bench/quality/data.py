@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.chunk import Chunk, check_text
 from cachecraft_rag.errors import InvalidInput
+
+T = TypeVar("T")
+_FORM = "question (text), answers (list of texts) and passages (list of objects with title and text)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +38,12 @@ class Question:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """From one line of a data set; KeyError, TypeError and ValueError say what is wrong with it.
+        """From one line of a data set; `InvalidInput` says what is wrong with it.
 
         A passage that is there twice is kept once.
         """
-        passages = [Passage(str(p.get("title", "")), str(p["text"])) for p in fields["passages"]]
-        answers = fields["answers"]
-        if not isinstance(answers, list) or not answers or not passages:
-            raise ValueError("answers and passages must be lists that are not empty")
-        different = {passage.chunk.id: passage for passage in passages}
-        return cls(str(fields["question"]), tuple(str(answer) for answer in answers), tuple(different.values()))
+        different = {passage.chunk.id: passage for passage in passages_of(fields)}
+        return cls(text_of(fields, "question"), answers_of(fields), tuple(different.values()))
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -60,13 +60,10 @@ class Question:
 
 def load_questions(path: Path, *, limit: int | None = None, seed: int = 0) -> list[Question]:
     """The first `limit` questions of a JSON Lines file, each with its passages in an order drawn with `seed`."""
-    questions: list[Question] = []
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if limit is not None and len(questions) >= limit:
-                    break
-                questions.append(shuffled(_parse(path, number, line), seed))
+        first = None if limit is None else max(limit, 0)
+        lines = islice(read_lines(path, Question.from_dict, _FORM), first)
+        questions = [shuffled(question, seed) for question in lines]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror}); give a JSON Lines file") from error
     if not questions:
@@ -87,11 +84,58 @@ def save_questions(path: Path, questions: Iterable[Question]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def _parse(path: Path, number: int, line: str) -> Question:
-    try:
-        return Question.from_dict(json.loads(line))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidInput(
-            f"{path}, line {number}: {error!r:.100}; a line must be an object with question (text), answers (list of "
-            "texts) and passages (list of objects with title and text)"
-        ) from error
+def read_lines(path: Path, parse: Callable[[Mapping[str, Any]], T], form: str) -> Iterator[T]:
+    """What `parse` makes of each object of a JSON Lines file; blank lines are passed over.
+
+    `InvalidInput` names a line that is no such object, or that `parse` raised ValueError for; `form`: the fields of an
+    object. Raises OSError where there is no such file.
+    """
+    with path.open("rb") as lines:  # as text, one wrong byte would fail without the number of its line
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line.decode())
+                if not isinstance(fields, dict):
+                    raise ValueError("this is no object")
+                parsed = parse(fields)
+            except (ValueError, RecursionError) as error:
+                raise InvalidInput(
+                    f"{path}, line {number}: {_reason(error)}; a line must be an object with {form}"
+                ) from error
+            yield parsed
+
+
+def text_of(fields: Mapping[str, Any], name: str) -> str:
+    """The field of that name; `InvalidInput` where it is missing or no text."""
+    if name not in fields:
+        raise InvalidInput(f"{name} is missing")
+    return check_text(fields[name], name)
+
+
+def answers_of(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(check_text(answer, "an answer") for answer in _list_of(fields, "answers"))
+
+
+def passages_of(fields: Mapping[str, Any]) -> list[Passage]:
+    """A passage may have no title, which is as an empty one."""
+    passages = _list_of(fields, "passages")
+    if not all(isinstance(passage, Mapping) for passage in passages):
+        raise InvalidInput("a passage is no object")
+    return [Passage(text_of({"title": "", **passage}, "title"), text_of(passage, "text")) for passage in passages]
+
+
+def _list_of(fields: Mapping[str, Any], name: str) -> list[Any]:
+    """The field of that name; `InvalidInput` where it is missing, no list, or empty."""
+    values = fields.get(name)
+    if not isinstance(values, list) or not values:
+        raise InvalidInput(f"{name} must be a list that is not empty, got {values!r:.80}")
+    return values
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"byte {error.object[error.start]:#04x} is not UTF-8"
+    if isinstance(error, json.JSONDecodeError):
+        return f"this is not JSON ({error.msg}, column {error.colno})"
+    return str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -10,6 +11,9 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 
 from cachecraft_rag.bench.quality.divergence import Logits
+
+_PARTIAL = ".partial"
+_STALE_SECONDS = 3600.0  # until then another process may be writing it
 
 
 class KeptLogits:
@@ -19,9 +23,12 @@ class KeptLogits:
     """
 
     def __init__(self, folder: Path | None, run: str) -> None:
-        """`folder` None keeps nothing; `run` as in `Records`."""
+        """`folder` None keeps nothing; `run` as in `Records`. What an interruption left half written goes later."""
         self._folder = folder
         self._run = run
+        for left in () if folder is None else folder.glob(f"*{_PARTIAL}"):
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                left.unlink(missing_ok=True)
 
     def get(self, question: str, token_ids: Sequence[int]) -> Logits | None:
         """Of `question` (its digest); None where there is no file, or one that did not lead to `token_ids`."""
@@ -41,7 +48,7 @@ class KeptLogits:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._path(self._folder, question)
-        with NamedTemporaryFile(dir=self._folder, suffix=".partial", delete=False) as file:
+        with NamedTemporaryFile(dir=self._folder, suffix=_PARTIAL, delete=False) as file:
             np.save(file, logits)
         Path(file.name).replace(path)
 

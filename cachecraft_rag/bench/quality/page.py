@@ -37,21 +37,31 @@ front of KL over the computed share.</p>
 def write_page(files: Sequence[Path], page: Path) -> list[Path]:
     """Draw the results in `files` that `cachecraft bench quality --json` wrote; returns what was written.
 
-    The page comes first, then a PNG beside it for each file, which has the file's name.
+    The page comes first, then a PNG beside it for each file, which has the file's name. Raises `InvalidInput` before
+    anything is written where one of them would be written over another or over a result.
     """
-    pictures: dict[Path, bytes] = {}
-    sections = []
-    for file in files:
-        result = QualityResult.read(file)
-        picture = page.with_name(f"{file.stem}.png")
-        if picture in pictures:
-            raise InvalidInput(f"two results are named {file.stem!r}, and so would be their pictures: rename one")
-        pictures[picture] = draw(result)
-        sections.append(_section(result, pictures[picture]))
-    for path, png in pictures.items():
+    pictures = [page.with_name(f"{file.stem}.png") for file in files]
+    _check_apart(files, pictures, page)
+    results = [QualityResult.read(file) for file in files]
+    drawn = [draw(result) for result in results]
+    sections = [_section(result, png) for result, png in zip(results, drawn, strict=True)]
+    for path, png in zip(pictures, drawn, strict=True):
         path.write_bytes(png)
     page.write_text(_PAGE.format(sections="\n".join(sections)), encoding="utf-8")
     return [page, *pictures]
+
+
+def _check_apart(files: Sequence[Path], pictures: Sequence[Path], page: Path) -> None:
+    read, written = {file.resolve() for file in files}, set()
+    for file, picture in zip(files, pictures, strict=True):
+        if picture.resolve() in written:
+            raise InvalidInput(f"two results are named {file.stem!r}, and so would be their pictures: rename one")
+        if picture.resolve() in read:
+            raise InvalidInput(f"the picture of {file} would be written over the result {picture}: rename that")
+        written.add(picture.resolve())
+    if page.resolve() in read | written:
+        what = "a result" if page.resolve() in read else "a picture"
+        raise InvalidInput(f"the page {page} would be written over {what}: give another name, such as quality.html")
 
 
 def _section(result: QualityResult, png: bytes) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachecraft_rag.bench.quality.pareto import pareto_front
 from cachecraft_rag.bench.quality.result import Estimate, QualityResult, VariantResult
+from cachecraft_rag.bench.quality.variants import ratio_text
 from cachecraft_rag.errors import CachecraftError
 
 if TYPE_CHECKING:
@@ -103,4 +104,4 @@ def _draw_series(
     ax.errorbar(costs, heights, yerr=(down, up), label=name, capsize=2, elinewidth=0.6, linewidth=1.4, **style)
     for (variant, cost), height in zip(series, heights, strict=True):
         if variant.ratio is not None and len(series) > 1:
-            ax.annotate(f"{variant.ratio:g}", (cost, height), (5, 5), textcoords="offset points", fontsize=8)
+            ax.annotate(ratio_text(variant.ratio), (cost, height), (5, 5), textcoords="offset points", fontsize=8)

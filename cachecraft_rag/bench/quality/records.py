@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from cachecraft_rag.bench.quality.variants import PLAIN, Variant
+
+_KEY = ("run", "question", "variant")
+_LISTS = ("token_ids", "kl", "agrees")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,7 @@ class Record:
 class Records:
     """Append-only: of two lines for the same the later counts, so that a TTFT can be added.
 
-    Lines of other runs (another model, prompt, ...) and a line cut short are passed over.
+    Lines of other runs (another model, prompt, ...), a line cut short and one that is no record are passed over.
     """
 
     def __init__(self, path: Path | None, run: str, reusing_run: str | None = None) -> None:
@@ -50,7 +55,7 @@ class Records:
         self._reusing_run = run if reusing_run is None else reusing_run
         self._found: dict[tuple[str, str, str], Record] = {}
         if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in path.read_bytes().split(b"\n"):  # answers may hold what str.splitlines() takes for line ends
                 self._read(line)
 
     def get(self, question: str, variant: Variant) -> Record | None:
@@ -70,15 +75,39 @@ class Records:
                     file.write(b"\n")
             file.write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
 
-    def _read(self, line: str) -> None:
+    def _read(self, line: bytes) -> None:
         try:
-            fields: dict[str, Any] = json.loads(line)
-            run, question, variant = fields.pop("run"), fields.pop("question"), fields.pop("variant")
-            record = Record(**{**fields, **{name: tuple(fields[name]) for name in ("token_ids", "kl", "agrees")}})
-        except (ValueError, KeyError, TypeError, AttributeError):
+            fields: dict[str, Any] = json.loads(line.decode())
+            if not _is_record(fields):
+                return
+            run, question, variant = (fields.pop(name) for name in _KEY)
+            record = Record(**{**fields, **{name: tuple(fields[name]) for name in _LISTS}})
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         if run in (self._plain_run, self._reusing_run):
             self._found[run, question, variant] = record
 
     def _run(self, variant: Variant) -> str:
         return self._plain_run if variant in PLAIN else self._reusing_run
+
+
+def is_number(value: object) -> bool:
+    """A finite number of JSON, which true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_record(fields: Mapping[str, Any]) -> bool:
+    """Whether the fields are of their types; KeyError or TypeError where there are none."""
+    return (
+        all(isinstance(fields[name], str) for name in (*_KEY, "answer"))
+        and all(isinstance(fields[name], list) for name in _LISTS)
+        and all(type(token) is int for token in fields["token_ids"])
+        and all(map(is_number, [*fields["kl"], fields["share"]]))
+        and all(isinstance(agrees, bool) for agrees in fields["agrees"])
+        and len(fields["kl"]) == len(fields["agrees"]) > 0
+        and all(_is_seconds(fields[name]) for name in ("seconds", "full_seconds"))
+    )
+
+
+def _is_seconds(value: Any) -> bool:
+    return value is None or (is_number(value) and value > 0)

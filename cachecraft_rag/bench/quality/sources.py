@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from cachecraft_rag.bench.quality.data import Passage, Question
+from cachecraft_rag.bench.quality.data import Passage, Question, answers_of, passages_of, read_lines, text_of
 from cachecraft_rag.errors import InvalidInput
 
+T = TypeVar("T")
 PASSAGES = 10
 QUESTIONS_PER_ARTICLE = 5
 
@@ -25,18 +26,21 @@ def xquad_articles(folder: Path, seed: int = 0) -> list[Question]:
     rng = random.Random(seed)
     articles: dict[str, list[Passage]] = defaultdict(list)
     article_of: dict[str, str] = {}
-    for row in _rows(folder / "xquad_passages.jsonl"):
-        articles[row["article"]].append(Passage("", row["text"]))
-        article_of[row["id"]] = row["article"]
-    asked: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in _rows(folder / "xquad_questions.jsonl"):
-        asked[article_of[row["passage"]]].append(row)
+    for passage, article, text in _parse(folder / "xquad_passages.jsonl", _xquad_passage, "id, article and text"):
+        articles[article].append(Passage("", text))
+        article_of[passage] = article
+    asked: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
+    parse = partial(_xquad_question, article_of=article_of)
+    for article, question, answers in _parse(
+        folder / "xquad_questions.jsonl", parse, "question, answers (a list) and passage (its id)"
+    ):
+        asked[article].append((question, answers))
     order = rng.sample(sorted(asked), len(asked))
     questions = []
     for article, other in zip(order, [*order[1:], order[0]], strict=True):
         passages = tuple(articles[article] + articles[other])
         chosen = rng.sample(asked[article], min(QUESTIONS_PER_ARTICLE, len(asked[article])))
-        questions += [Question(row["question"], tuple(row["answers"]), passages) for row in chosen]
+        questions += [Question(question, answers, passages) for question, answers in chosen]
     return questions
 
 
@@ -58,25 +62,43 @@ SOURCES: Mapping[str, Callable[[Path], list[Question]]] = {
 
 
 def build(name: str, folder: Path) -> list[Question]:
-    """The questions of a data set; `InvalidInput` names the known ones, or the file that is not there."""
+    """The questions of a data set; `InvalidInput` names the known ones, or the file and line that cannot be used."""
     if name not in SOURCES:
         raise InvalidInput(f"unknown data set {name!r}; choose one of: {', '.join(SOURCES)}")
     return SOURCES[name](folder)
 
 
+def _xquad_passage(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    return text_of(row, "id"), text_of(row, "article"), text_of(row, "text")
+
+
+def _xquad_question(row: Mapping[str, Any], article_of: Mapping[str, str]) -> tuple[str, str, tuple[str, ...]]:
+    passage = text_of(row, "passage")
+    if passage not in article_of:
+        raise InvalidInput(f"passage {passage!r:.80} is not in xquad_passages.jsonl")
+    return article_of[passage], text_of(row, "question"), answers_of(row)
+
+
 def _multi_hop(path: Path) -> list[Question]:
-    questions = []
-    for row in _rows(path):
-        supporting = list(row["supporting"])
-        others = [index for index in range(len(row["passages"])) if index not in supporting]
-        chosen = [row["passages"][index] for index in [*supporting, *others][:PASSAGES]]
-        passages = tuple(Passage(passage["title"], passage["text"]) for passage in chosen)
-        questions.append(Question(row["question"], tuple(row["answers"]), passages))
-    return questions
+    return _parse(path, _multi_hop_question, "question, answers, passages (title, text) and supporting (their indexes)")
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _multi_hop_question(row: Mapping[str, Any]) -> Question:
+    passages, supporting = passages_of(row), row.get("supporting")
+    indexes = range(len(passages))
+    if not isinstance(supporting, list) or not all(type(index) is int and index in indexes for index in supporting):
+        raise InvalidInput(f"supporting must be a list of indexes from 0 to {indexes[-1]}, got {supporting!r:.80}")
+    others = [index for index in indexes if index not in supporting]
+    chosen = tuple(passages[index] for index in [*supporting, *others][:PASSAGES])
+    return Question(text_of(row, "question"), answers_of(row), chosen)
+
+
+def _parse(path: Path, parse: Callable[[Mapping[str, Any]], T], form: str) -> list[T]:
+    """As `read_lines`; `InvalidInput` where there is no file, or nothing in it."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = list(read_lines(path, parse, form))
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read ({error.strerror}); give the folder that holds it") from error
+    if not rows:
+        raise InvalidInput(f"{path} holds no lines; give the folder with the data set's own file")
+    return rows

@@ -20,7 +20,7 @@ class Variant:
     ratio: float | None = None
 
     def __str__(self) -> str:
-        return self.name if self.ratio is None else f"{self.name} {self.ratio:g}"
+        return self.name if self.ratio is None else f"{self.name} {ratio_text(self.ratio)}"
 
 
 FULL = Variant("full prefill")
@@ -29,6 +29,12 @@ EXACT_PREFIX = Variant("exact prefix")
 NAIVE = Variant("none", 0.0)
 PLAIN = (FULL, NO_CONTEXT, EXACT_PREFIX)  # those that reuse nothing stored
 RIVALS = (NO_CONTEXT, EXACT_PREFIX, NAIVE)
+
+
+def ratio_text(ratio: float) -> str:
+    """Of two ratios never the same."""
+    text = f"{ratio:g}"  # what records of ordinary ratios are found by
+    return text if float(text) == ratio else str(ratio)
 
 
 def check_ratios(ratios: Iterable[float]) -> list[float]:
