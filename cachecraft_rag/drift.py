@@ -17,8 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 class Skipped(StrEnum):
-    """Why a picked answer was not compared. BUSY: another one was being compared at that moment."""
+    """Why a picked answer was not compared.
 
+    NOTHING_REUSED: it is full prefill's, since no stored KV went into it; BUSY: another one was being compared at that
+    moment.
+    """
+
+    NOTHING_REUSED = "nothing_reused"
     SAMPLED = "sampled"
     CONSTRAINED = "constrained"
     ABORTED = "aborted"

@@ -20,6 +20,7 @@ from cachecraft_rag.errors import EngineClosed, InvalidInput
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import RequestReport
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.reuse.policies import follows_no_ratio
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -48,7 +49,12 @@ class ChunkEngine(Closing):
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(config, **options)
         if isinstance(config, EngineConfig) and options:
             self.config = replace(config, **options)
-        get_policy(self.config.policy or DEFAULT_POLICY)
+        policy = get_policy(self.config.policy or DEFAULT_POLICY)
+        if self.config.drift_guard > 0.0 and follows_no_ratio(policy):
+            raise InvalidInput(
+                f"drift_guard={self.config.drift_guard:g} raises the ratio, but policy {policy.name!r} does the same "
+                f"at every one: give another policy, such as {DEFAULT_POLICY!r}, or leave the guard off"
+            )
         from cachecraft_rag.vllm.client import EngineClient
 
         self._last_report: RequestReport | None = None

@@ -3,8 +3,9 @@ import logging
 
 import pytest
 
-from cachecraft_rag import drift
+from cachecraft_rag import ChunkEngine, drift
 from cachecraft_rag.drift import LEAST, WINDOW, DriftGuard, Skipped
+from cachecraft_rag.errors import InvalidInput
 
 
 def feed(guard, count, agreed, tokens=10):
@@ -87,7 +88,14 @@ def test_its_numbers_are_json_and_say_what_was_left_out():
     for reason in (Skipped.BUSY, Skipped.BUSY, Skipped.SAMPLED):
         guard.skip(reason)
     stats = json.loads(json.dumps(guard.stats()))
-    assert stats["skipped"] == {"sampled": 1, "constrained": 0, "aborted": 0, "busy": 2, "failed": 0}
+    assert stats["skipped"] == {**dict.fromkeys(map(str, Skipped), 0), "sampled": 1, "busy": 2}
+    assert {"nothing_reused", "constrained", "aborted", "failed"} < stats["skipped"].keys()
     assert (stats["agreement"], stats["window_agreement"], stats["samples"]) == (None, None, 0)
     assert (stats["ratio"], stats["target"]) == (0.15, 0.9)
     assert drift.STEP == 0.05
+
+
+@pytest.mark.parametrize("policy", ["none", "all"])
+def test_with_a_policy_that_follows_no_ratio_it_is_refused_before_anything_starts(policy):
+    with pytest.raises(InvalidInput, match=rf"drift_guard=0\.1 raises the ratio, but policy '{policy}'.*'blend'"):
+        ChunkEngine("no-such-model", policy=policy, drift_guard=0.1)

@@ -38,3 +38,8 @@ def get_policy(name: str) -> SelectionPolicy:
 def recomputes_all(policy: str, ratio: float) -> bool:
     """Whether nothing stored can enter the result, so that it equals a full prefill."""
     return policy == "all" or (policy != "none" and ratio >= 1.0)
+
+
+def follows_no_ratio(policy: SelectionPolicy) -> bool:
+    """Whether a policy recomputes the same at every ratio: nothing, or all."""
+    return policy.budget(1000, 0.5) in (0, 1000)

@@ -21,6 +21,7 @@ from cachecraft_rag.interface import REQUEST_OPTIONS, check_delete
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.report import NOT_STORED, STORED_NOW, ChunkReport, Outcome, RequestReport
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.reuse.policies import recomputes_all
 from cachecraft_rag.tokenise import EncodedPrompt, PromptTokenizer
 from cachecraft_rag.vllm.drift_watch import DriftWatch
 from cachecraft_rag.vllm.launch import make_settings, start_async_llm
@@ -110,7 +111,10 @@ class EngineClient:
             try:
                 async for delta in deltas:
                     if delta.answer is not None and watched is not None:
-                        self._drift.finished(encoded.token_ids, delta.answer.token_ids, sampling, watched.ratio)
+                        answer, reused = delta.answer, _reuses(delta.answer.report, watched)
+                        self._drift.finished(
+                            encoded.token_ids, answer.token_ids, sampling, watched.ratio, reused=reused
+                        )
                         watched = None
                     yield delta
             except InvalidInput:
@@ -303,6 +307,12 @@ def _is_unstored(chunk: ChunkReport) -> bool:
     return (
         chunk.outcome is Outcome.MISS and chunk.reason.startswith(NOT_STORED) and not chunk.reason.endswith(STORED_NOW)
     )
+
+
+def _reuses(report: RequestReport | None, params: RequestParams) -> bool:
+    """Whether stored KV went into an answer, below the ratio at which none does."""
+    hits = report is not None and any(chunk.outcome is Outcome.HIT for chunk in report.chunks)
+    return hits and not recomputes_all(params.policy, params.ratio)
 
 
 def _report(output: Any, first_token_seconds: float) -> RequestReport | None:

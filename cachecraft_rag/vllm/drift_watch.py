@@ -26,14 +26,26 @@ class DriftWatch:
         self.guard = guard
         self._requests = requests
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def finished(
-        self, prompt_ids: Sequence[int], answer_ids: Sequence[int], sampling: SamplingParams, ratio: float
+        self,
+        prompt_ids: Sequence[int],
+        answer_ids: Sequence[int],
+        sampling: SamplingParams,
+        ratio: float,
+        *,
+        reused: bool = True,
     ) -> None:
-        """A picked answer, made at `ratio`, is complete: compare it, or count why not."""
-        reason = not_comparable(sampling)
+        """A picked answer, made at `ratio`, is complete: compare it, or count why not.
+
+        `reused`: stored KV of a chunk went into it.
+        """
+        reason = not_comparable(sampling) if reused else Skipped.NOTHING_REUSED
         if reason is None and self._task is not None:
             reason = Skipped.BUSY
+        if self._closed:
+            reason = Skipped.ABORTED
         if reason is not None:
             self.guard.skip(reason)
         elif answer_ids:
@@ -41,7 +53,8 @@ class DriftWatch:
             self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
-        """Abort what is being compared."""
+        """Abort what is being compared; nothing is compared from here on."""
+        self._closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -49,9 +62,10 @@ class DriftWatch:
     async def _compare(self, prompt_ids: Sequence[int], answer_ids: Sequence[int], ratio: float) -> None:
         try:
             agreed = await count_agreeing(self._requests, prompt_ids, answer_ids)
-        except CachecraftError as error:
+        except Exception as error:
             self.guard.skip(Skipped.FAILED)
-            logger.warning("an answer could not be compared with full prefill: %s", error)
+            unexpected = None if isinstance(error, CachecraftError) else error
+            logger.warning("an answer could not be compared with full prefill: %s", error, exc_info=unexpected)
         else:
             self.guard.add(ratio, len(answer_ids), agreed)
 

@@ -97,6 +97,21 @@ async def test_one_that_fails_is_counted_and_said(watch, model, caplog):
     assert "it is gone" in caplog.text
 
 
+async def test_an_error_that_nobody_expects_is_counted_and_said_with_its_trace(watch, model, caplog):
+    model.error = ZeroDivisionError("by nothing")
+    model.go.set()
+    watch.finished(PROMPT, (4, 5), greedy(), 0.15)
+    await settle(watch)
+    assert watch.guard.stats()["skipped"]["failed"] == 1
+    assert caplog.records[-1].exc_info[0] is ZeroDivisionError
+
+
+async def test_an_answer_that_reused_nothing_is_not_compared(watch, model):
+    watch.finished(PROMPT, (4, 5), greedy(), 0.15, reused=False)
+    assert watch.guard.stats()["skipped"]["nothing_reused"] == 1
+    assert model.sent == []
+
+
 async def test_closing_ends_what_is_being_compared(watch, model):
     watch.finished(PROMPT, (4, 5), greedy(), 0.15)
     await asyncio.sleep(0)
@@ -104,6 +119,10 @@ async def test_closing_ends_what_is_being_compared(watch, model):
     assert watch.guard.stats()["samples"] == 0
     assert watch._task is None
     await watch.close()
+    watch.finished(PROMPT, (4, 5), greedy(), 0.15)  # a stream that ends while the engine closes
+    assert watch._task is None
+    assert len(model.sent) == 1
+    assert watch.guard.stats()["skipped"]["aborted"] == 1
 
 
 async def test_an_empty_answer_says_nothing(watch, model):
