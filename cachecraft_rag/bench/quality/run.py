@@ -19,13 +19,14 @@ from cachecraft_rag.bench.quality.measure import Measurer
 from cachecraft_rag.bench.quality.prompts import ask
 from cachecraft_rag.bench.quality.records import Records
 from cachecraft_rag.bench.quality.result import QualityResult
+from cachecraft_rag.bench.quality.room import context_length
 from cachecraft_rag.bench.quality.summary import share_full_fails, summarise
 from cachecraft_rag.bench.quality.variants import FULL, Variant, make_variants
 from cachecraft_rag.chunk import Chunk
+from cachecraft_rag.config import EngineConfig
 from cachecraft_rag.engine import ChunkEngine
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 from cachecraft_rag.reuse import get_policy
-from cachecraft_rag.stand_in import ROOMY_CONTEXT
 from cachecraft_rag.tokenise import PromptTokenizer
 
 _FORMAT = 2  # of records; raise it when what they hold changes its meaning
@@ -59,19 +60,22 @@ def bench_quality(
     `together`: ways of a question in flight at once; above 1 they have no TTFT. `timed`: of the first so many questions
     each way that has no TTFT is sent once more, alone. Timings apart, the result depends neither on these nor on
     interruptions.
+
+    Raises `InvalidInput`, before an engine is started, for a prompt or passage that does not fit into the context.
     """
     for name, value, least in (("max_tokens", max_tokens, 1), ("together", together, 1), ("timed", timed, 0)):
         if value < least:
             raise InvalidInput(f"{name}={value} must be at least {least}")
     variants = make_variants(policies, ratios)
     questions = load_questions(data, limit=limit, seed=seed)
-    defaults = {
+    given: dict[str, Any] = {
         "dtype": dtype,
         "kv_cache_gb": 2.0,
-        "max_model_len": max(ROOMY_CONTEXT, _longest(model, questions) + max_tokens),
         "keep_variants": int(any(get_policy(policy).uses_variants for policy in policies)),
+        **options,
     }
-    with start_forced_engine(model, **{**defaults, **options}) as forced:
+    given["max_model_len"] = _context_length(EngineConfig(model, **given), questions, max_tokens)
+    with start_forced_engine(model, **given) as forced:
         engine = forced.engine
         run, reusing_run = run_digests(engine, max_tokens=max_tokens, min_run=min_run)
         lengths = {"max_tokens": max_tokens, "min_run": min_run}
@@ -104,10 +108,15 @@ def _sha256(content: list[Any]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _longest(model: str, questions: Sequence[Question]) -> int:
-    """Tokens of the longest prompt; their order changes nothing in it."""
-    tokenizer = PromptTokenizer.from_pretrained(model)
-    return max(len(tokenizer.encode(ask(q.chunks, q.question)).token_ids) for q in questions)
+def _context_length(config: EngineConfig, questions: Sequence[Question], max_tokens: int) -> int:
+    tokenizer = PromptTokenizer.from_pretrained(
+        config.model, default_system=config.default_system, chat_template_kwargs=config.chat_template_kwargs
+    )
+    # The order of its passages changes nothing in the length of a prompt.
+    prompt = max(len(tokenizer.encode(ask(q.chunks, q.question)).token_ids) for q in questions)
+    chunks = [chunk for question in questions for chunk in question.chunks]
+    way_out = "leave out the longest questions, or give fewer or shorter passages"
+    return context_length(config, tokenizer, prompt + max_tokens, chunks, way_out=way_out)
 
 
 def _measure_all(
