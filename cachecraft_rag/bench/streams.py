@@ -77,7 +77,7 @@ def _words(text: str) -> list[str]:
 
 def _read(path: Path, field: str) -> list[str]:
     try:
-        return [str(json.loads(line)[field]) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [str(json.loads(line)[field]) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}; give a file of JSON lines") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -64,7 +64,7 @@ def load_lines(path: Path) -> list[Chunk]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8").split("\n")  # str.splitlines() cuts texts at U+2028, too
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path} cannot be read ({error}): give a file of JSON lines") from error
 

@@ -145,6 +145,12 @@ def test_lines_become_chunks_as_they_are(tmp_path):
     assert [(chunk.text, chunk.document_id) for chunk in load_lines(path)] == [("One.", "a"), ("Two.", None)]
 
 
+def test_a_line_ends_where_a_line_ends_and_not_inside_a_text(tmp_path):
+    path = tmp_path / "chunks.jsonl"
+    path.write_bytes('{"text": "One\u2028and\x85one."}\r\n{"text": "Two."}'.encode())
+    assert [chunk.text for chunk in load_lines(path)] == ["One\u2028and\x85one.", "Two."]
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"document_id": "a"}', '{"text": ""}', '{"text": 3}'])
 def test_a_line_that_is_no_chunk_is_named(tmp_path, line):
     path = tmp_path / "lines.jsonl"
