@@ -36,8 +36,8 @@ class Choice:
 def choose(rows: Sequence[Row], target: float) -> Choice:
     """The least ratio whose agreement is at least `target` at the lower end of its interval, not in the mean alone.
 
-    What is chosen then serves without anybody looking, so that a lucky draw of samples must not decide: too few of them
-    choose a ratio that is too high, never one that is too low. Where none reaches it, 1.0, which needs no measuring.
+    What is chosen then serves without anybody looking, so that a lucky draw of samples must not decide: the fewer they
+    are, the wider the interval, and the higher the ratio. Where none reaches it, 1.0, which needs no measuring.
     """
     ordered = sorted(rows, key=lambda row: row.ratio)
     by_mean = next((row.ratio for row in ordered if row.agreement >= target), EXACT)

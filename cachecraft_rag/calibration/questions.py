@@ -16,9 +16,14 @@ from cachecraft_rag.prompt import ChunkPrompt
 
 MOST_TOKENS = 48  # of a question that the model writes
 _ASKED = "Write one short question that this text answers. Reply with the question alone."
-_LABEL = re.compile(r"^(?:[-*\d.)\s]+|(?:the )?question\s*:?\s*)+", re.IGNORECASE)
+# A bullet, a number or the word "question", the last two with a delimiter, which is none before a digit ("3.5").
+_LABEL = re.compile(
+    r"^(?:[-*•\s]+(?!\d)|\s*\d{1,2}[.):](?!\d)|\s*(?:the )?question\s*(?:\d+\s*)?[:：])+", re.IGNORECASE
+)
+_END = re.compile("[?？؟]")
 _TOGETHER = 32
 _FIRST_WORDS = 8
+_MOST_CHARACTERS = 80  # of them, since not all scripts have spaces
 
 
 def load_questions(path: Path) -> list[str]:
@@ -60,9 +65,15 @@ def ask_of_each(chunks: Sequence[Chunk], written: Mapping[str, str | None]) -> d
     for chunk in chunks:
         question = written.get(chunk.id)
         if question is None or common[question] > 1:
-            question = f'What is said about "{" ".join(chunk.text.split()[:_FIRST_WORDS])}"?'
+            question = opening_question(chunk)
         questions[chunk.id] = question
     return questions
+
+
+def opening_question(chunk: Chunk) -> str:
+    """What is said about the chunk's first words."""
+    opening = " ".join(chunk.text.split()[:_FIRST_WORDS])
+    return f'What is said about "{opening[:_MOST_CHARACTERS].rstrip()}"?'
 
 
 def read_question(text: str) -> str | None:
@@ -70,5 +81,6 @@ def read_question(text: str) -> str | None:
     for line in text.splitlines():
         question = _LABEL.sub("", line.strip().strip("\"'*` ")).strip("\"'*` ")
         if any(character.isalpha() for character in question):
-            return question[: question.index("?") + 1] if "?" in question else question
+            end = _END.search(question)
+            return question if end is None else question[: end.end()]
     return None

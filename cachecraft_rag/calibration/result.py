@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from cachecraft_rag.calibration.choose import Choice
+from cachecraft_rag.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,15 @@ class RatioResult:
     share: float
     first_token_ratio: float
 
+    @property
+    def interval(self) -> str:
+        return f"{self.agreement:.3f} [{self.agreement_low:.3f}, {self.agreement_high:.3f}]"
+
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
     """`answer_tokens`: that were compared; `context_tokens`: mean; `questions`: of the samples, in order;
-    `written_to`: None where nothing was kept.
+    `skipped_questions`: that share no word with any chunk; `written_to`: None where nothing was kept.
     """
 
     model: str
@@ -44,9 +51,11 @@ class CalibrationResult:
     choice: Choice
     questions: tuple[str, ...]
     written_to: str | None
+    skipped_questions: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Its fields, whether a ratio below 1 meets the target, and the conclusion in words."""
+        return {**asdict(self), "target_met_below_1": not self.choice.is_exact, "conclusion": self._conclusion()}
 
     def __str__(self) -> str:
         heading = (
@@ -57,22 +66,38 @@ class CalibrationResult:
             f"  {'ratio':<7}{'tokens agree':<24}{'KL':>7}{'computed':>10}{'TTFT':>8}",
         ]
         for row in self.ratios:
-            interval = f"{row.agreement:.3f} [{row.agreement_low:.3f}, {row.agreement_high:.3f}]"
             mark = " <-" if row.ratio == self.choice.ratio else ""
-            lines.append(
-                f"  {row.ratio:<7g}{interval:<24}{row.kl:>7.3f}{row.share:>10.1%}{row.first_token_ratio:>8.3f}{mark}"
-            )
+            rest = f"{row.kl:>7.3f}{row.share:>10.1%}{row.first_token_ratio:>8.3f}{mark}"
+            lines.append(f"  {row.ratio:<7g}{row.interval:<24}{rest}")
+        if self.skipped_questions:
+            lines.append(f"{self.skipped_questions} more questions share no word with any chunk, and were left out")
         lines.append(self._conclusion())
         if self.written_to is not None:
-            lines.append(f"engines with this store_dir use it from now on ({self.written_to})")
+            use = "reuse nothing" if self.choice.is_exact else "use it"
+            lines.append(f"engines with this store_dir {use} from now on ({self.written_to})")
         return "\n".join(lines)
 
     def _conclusion(self) -> str:
         choice = self.choice
-        if choice.is_exact:
-            mean = f"; the mean reaches it at {choice.by_mean:g}" if choice.by_mean < choice.ratio else ""
-            return (
-                f"no ratio reaches {self.target:g} at the lower end of its interval{mean}: ratio 1 it is, which is "
-                "exact and reuses nothing. More --samples narrow the intervals, a lower --target asks for less"
-            )
-        return f"ratio {choice.ratio:g} is the least that reaches {self.target:g} at the lower end of its interval"
+        if not choice.is_exact:
+            return f"ratio {choice.ratio:g} is the least that reaches {self.target:g} at the lower end of its interval"
+        mean = f"; the mean reaches it at {choice.by_mean:g}" if choice.by_mean < choice.ratio else ""
+        best = max(self.ratios, key=lambda row: row.agreement_low)
+        reached = math.floor(1000 * best.agreement_low) / 1000
+        lower = f"a --target of at most {reached:g}" if reached > 0 else "a lower --target"
+        return (
+            f"nothing below ratio 1 meets the target: no ratio reaches {self.target:g} at the lower end of its "
+            f"interval{mean}. Ratio 1 it is, which is exact and reuses nothing. The best, ratio {best.ratio:g}, agrees "
+            f"in {best.interval}: {lower} would choose one below 1, and more --samples narrow the intervals"
+        )
+
+
+class CalibrationNotKept(StoreError):  # noqa: N818
+    """The choice was made and could not be written; `result` holds it."""
+
+    def __init__(self, result: CalibrationResult, folder: Path, reason: object) -> None:
+        super().__init__(
+            f"the choice could not be written into {folder} ({reason}): set policy={result.policy!r} and "
+            f"recompute_ratio={result.choice.ratio:g} by hand, or make room there and calibrate again"
+        )
+        self.result = result

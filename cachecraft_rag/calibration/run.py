@@ -15,18 +15,17 @@ from cachecraft_rag.bench.quality.forced_engine import ForcedEngine, start_force
 from cachecraft_rag.bench.quality.variants import check_ratios
 from cachecraft_rag.calibration.choose import EXACT, choose
 from cachecraft_rag.calibration.measure import Measured, measure
-from cachecraft_rag.calibration.questions import MOST_TOKENS, ask_of_each, question_prompt, write_questions
-from cachecraft_rag.calibration.result import CalibrationResult, RatioResult
-from cachecraft_rag.calibration.samples import Sample, draw_samples
+from cachecraft_rag.calibration.questions import ask_of_each, write_questions
+from cachecraft_rag.calibration.result import CalibrationNotKept, CalibrationResult, RatioResult
+from cachecraft_rag.calibration.room import context_for
+from cachecraft_rag.calibration.samples import LEAST, Sample, draw_samples
 from cachecraft_rag.calibration.setting import Calibration, save_calibration
 from cachecraft_rag.chunk import Chunk
-from cachecraft_rag.config import DEFAULT_POLICY
-from cachecraft_rag.errors import InvalidInput
+from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
+from cachecraft_rag.errors import InvalidInput, StoreError
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.reuse import get_policy
-from cachecraft_rag.stand_in import ROOMY_CONTEXT
 from cachecraft_rag.store.directory import StoreDirectory
-from cachecraft_rag.tokenise import PromptTokenizer
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
 _TIMED = 5  # samples
@@ -51,23 +50,20 @@ def calibrate(
     """Find the least ratio whose answers over `chunks` agree with full prefill's at `target`.
 
     `questions`: what to ask; without any the model writes one for each drawn chunk. `store_dir`: the caches of chunks
-    are read and kept there, and the choice is written there. `options`: further ones of `EngineConfig`.
+    are read and kept there, and the choice is written there, for all tenants; raises `CalibrationNotKept`, which holds
+    the result, where it cannot be. `options`: further ones of `EngineConfig`.
     """
-    grid = _checked(policy, ratios, target, chunks_each)
+    grid = _checked(policy, ratios, target, samples=samples, chunks_each=chunks_each, max_tokens=max_tokens)
+    given: dict[str, Any] = {"policy": policy, "recompute_ratio": EXACT, "store_dir": store_dir, **options}
+    config = EngineConfig(model, **given)
     drawn = draw_samples(chunks, questions, count=samples, chunks_each=chunks_each, seed=seed)
-    needed = max(ROOMY_CONTEXT, _longest(model, drawn, max_tokens))
-    given = {"policy": policy, "recompute_ratio": EXACT, "store_dir": store_dir, "max_model_len": needed, **options}
+    given["max_model_len"] = context_for(config, drawn.samples, max_tokens)
     with start_forced_engine(model, **given) as forced:
-        asked = _ask(forced, drawn, progress)
+        asked = _ask(forced, drawn.samples, progress)
         measured = _measure_all(forced, asked, policy, grid, max_tokens, progress)
         dtype, folder = forced.engine.dtype, forced.engine.model_store_dir
     rows = _summarise(grid, measured)
-    choice = choose(rows, target)
-    written = None
-    if store_dir is not None and folder is not None:
-        calibration = Calibration(policy, choice.ratio, target, choice.agreement, len(measured))
-        written = str(save_calibration(StoreDirectory(folder.parent), folder.name, calibration))
-    return CalibrationResult(
+    result = CalibrationResult(
         model=Path(model).name,
         dtype=dtype,
         policy=policy,
@@ -77,43 +73,43 @@ def calibrate(
         context_tokens=float(np.mean([one.context_tokens for one in measured])),
         answer_tokens=sum(one.answer_tokens for one in measured),
         ratios=rows,
-        choice=choice,
+        choice=choose(rows, target),
         questions=tuple(sample.question for sample in asked if sample.question is not None),
-        written_to=written,
+        written_to=None,
+        skipped_questions=drawn.skipped,
     )
+    return result if folder is None else _kept(result, folder)
 
 
-def _checked(policy: str, ratios: Sequence[float], target: float, chunks_each: int) -> list[float]:
+def _kept(result: CalibrationResult, folder: Path) -> CalibrationResult:
+    choice = result.choice
+    calibration = Calibration(result.policy, choice.ratio, result.target, choice.agreement, result.samples)
+    try:
+        path = save_calibration(StoreDirectory(folder.parent), folder.name, calibration)
+    except (OSError, StoreError) as error:
+        raise CalibrationNotKept(result, folder, error) from error
+    return replace(result, written_to=str(path))
+
+
+def _checked(policy: str, ratios: Sequence[float], target: float, **counts: int) -> list[float]:
     """The ratios to measure, rising. 1.0 is not among them: it is known to be exact."""
     known = get_policy(policy)
     if known.budget(1000, 0.5) in (0, 1000):
         raise InvalidInput(f"policy {policy!r} does the same at every ratio: there is nothing to calibrate")
+    if known.uses_variants:
+        raise InvalidInput(
+            f"policy {policy!r} reuses what earlier prompts left, which no sample can stand for: calibrate one that "
+            f"reuses chunks as they are stored, such as {DEFAULT_POLICY!r}"
+        )
     if not 0.0 < target <= 1.0:
         raise InvalidInput(f"target={target!r} is not a share above 0: give the least agreement, such as 0.98")
-    if chunks_each < 2:
-        raise InvalidInput(f"chunks_each={chunks_each} must be at least 2: a chunk alone says nothing of several")
+    for name, least in (("samples", LEAST), ("chunks_each", 2), ("max_tokens", 1)):
+        if counts[name] < least:
+            raise InvalidInput(f"{name}={counts[name]} is not enough: give at least {least}")
     grid = sorted({ratio for ratio in check_ratios(ratios) if ratio < EXACT})
     if not grid:
         raise InvalidInput(f"ratios={list(ratios)!r} hold none below 1, which is exact: there is nothing to measure")
     return grid
-
-
-def _longest(model: str, drawn: Sequence[Sample], max_tokens: int) -> int:
-    """Tokens that the longest prompt and its answer take together."""
-    from transformers import AutoConfig
-
-    tokenizer = PromptTokenizer.from_pretrained(model)
-    prompts = [ChunkPrompt.chat(sample.chunks, sample.question or "?") for sample in drawn]
-    longest = max(len(tokenizer.encode(prompt).token_ids) for prompt in prompts) + MOST_TOKENS + max_tokens
-    asking = max(len(tokenizer.encode(question_prompt(sample.own)).token_ids) for sample in drawn) + MOST_TOKENS
-    needed = max(longest, asking)
-    limit = AutoConfig.from_pretrained(model).get_text_config().max_position_embeddings
-    if needed > limit:
-        raise InvalidInput(
-            f"prompts of {len(drawn[0].chunks)} chunks take up to {needed} tokens but the model's context holds "
-            f"{limit}: give fewer --chunks, or split the documents into smaller ones"
-        )
-    return needed
 
 
 def _ask(forced: ForcedEngine, drawn: Sequence[Sample], progress: bool) -> list[Sample]:

@@ -14,6 +14,17 @@ from cachecraft_rag.errors import InvalidInput
         ("1. **Where does it swim?**", "Where does it swim?"),
         ("- the question: Why", "Why"),
         ("Tell the depth", "Tell the depth"),
+        ("2) Where?", "Where?"),
+        ("Question 3: Where?", "Where?"),
+        ("- 5 apples cost what?", "5 apples cost what?"),
+        ("1950 saw which purchase?", "1950 saw which purchase?"),
+        ("3D printing uses what?", "3D printing uses what?"),
+        ("3.5 million people did what?", "3.5 million people did what?"),
+        ("24-hour service is offered where?", "24-hour service is offered where?"),
+        ("Questions like which are asked?", "Questions like which are asked?"),
+        ("The questionnaire asks what?", "The questionnaire asks what?"),
+        ("图书馆何时成立？在一八七一年。", "图书馆何时成立？"),
+        (". . . ?", None),
         ("\n ?! \n", None),
         ("", None),
     ],
@@ -35,6 +46,12 @@ def test_each_chunk_is_asked_about_something_of_its_own():
         'What is said about "Ida lives here and keeps a great many"?',
         'What is said about "Jo lives here and keeps a great many"?',
     ]
+
+
+def test_a_text_without_spaces_is_not_quoted_in_full():
+    chunk = Chunk("养蜂人格蕾塔住在海边，" * 60)
+    (question,) = ask_of_each([chunk], {}).values()
+    assert question == f'What is said about "{chunk.text[:80]}"?'
 
 
 def test_questions_of_a_file(tmp_path):
