@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field, TypeAdapter
+
+from cachecraft_rag.bench.quality.strict import strict
 from cachecraft_rag.bench.quality.variants import PLAIN, Variant
 
-_KEY = ("run", "question", "variant")
-_LISTS = ("token_ids", "kl", "agrees")
+Seconds = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Record:
     kl: tuple[float, ...]
     agrees: tuple[bool, ...]
     share: float
-    seconds: float | None
-    full_seconds: float | None
+    seconds: Seconds | None
+    full_seconds: Seconds | None
 
     @property
     def first_token_ratio(self) -> float | None:
@@ -67,47 +67,33 @@ class Records:
         self._found[run, question, str(variant)] = record
         if self._path is None:
             return
-        fields = {"run": run, "question": question, "variant": str(variant), **asdict(record)}
+        line = {"run": run, "question": question, "variant": str(variant), **asdict(record)}
         with self._path.open("a+b") as file:
             if file.tell() > 0:
                 file.seek(-1, 2)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
-            file.write(json.dumps(fields, ensure_ascii=False).encode() + b"\n")
+            file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
     def _read(self, line: bytes) -> None:
         try:
-            fields: dict[str, Any] = json.loads(line.decode())
-            if not _is_record(fields):
-                return
-            run, question, variant = (fields.pop(name) for name in _KEY)
-            record = Record(**{**fields, **{name: tuple(fields[name]) for name in _LISTS}})
-        except (ValueError, KeyError, TypeError, RecursionError):
+            found = _LINES.validate_json(line)
+        except ValueError:
             return
-        if run in (self._plain_run, self._reusing_run):
-            self._found[run, question, variant] = record
+        if found.run in (self._plain_run, self._reusing_run) and len(found.kl) == len(found.agrees) > 0:
+            record = Record(**{field.name: getattr(found, field.name) for field in fields(Record)})
+            self._found[found.run, found.question, found.variant] = record
 
     def _run(self, variant: Variant) -> str:
         return self._plain_run if variant in PLAIN else self._reusing_run
 
 
-def is_number(value: object) -> bool:
-    """A finite number of JSON, which true and false are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+@strict
+@dataclass(frozen=True, slots=True)
+class _Line(Record):
+    run: str
+    question: str
+    variant: str
 
 
-def _is_record(fields: Mapping[str, Any]) -> bool:
-    """Whether the fields are of their types; KeyError or TypeError where there are none."""
-    return (
-        all(isinstance(fields[name], str) for name in (*_KEY, "answer"))
-        and all(isinstance(fields[name], list) for name in _LISTS)
-        and all(type(token) is int for token in fields["token_ids"])
-        and all(map(is_number, [*fields["kl"], fields["share"]]))
-        and all(isinstance(agrees, bool) for agrees in fields["agrees"])
-        and len(fields["kl"]) == len(fields["agrees"]) > 0
-        and all(_is_seconds(fields[name]) for name in ("seconds", "full_seconds"))
-    )
-
-
-def _is_seconds(value: Any) -> bool:
-    return value is None or (is_number(value) and value > 0)
+_LINES = TypeAdapter(_Line)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, dataclass
-from dataclasses import fields as declared
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from cachecraft_rag.bench.quality.records import is_number
+from pydantic import TypeAdapter
+
+from cachecraft_rag.bench.quality.strict import reason, strict
 from cachecraft_rag.bench.quality.variants import Variant
 from cachecraft_rag.errors import InvalidInput
 
 
+@strict
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A value over all questions and its 95% bootstrap interval, None where there is none."""
@@ -22,12 +24,8 @@ class Estimate:
     low: float | None = None
     high: float | None = None
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any] | None, where: str) -> Self | None:
-        """ValueError names the field that is not what it should be, with `where` before its name."""
-        return None if fields is None else cls(**_checked(cls, fields, where))
 
-
+@strict
 @dataclass(frozen=True, slots=True)
 class VariantResult:
     """One way to answer.
@@ -57,26 +55,12 @@ class VariantResult:
     f1_each: tuple[float, ...] = ()
     kl_each: tuple[float, ...] = ()
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any], where: str, questions: int) -> Self:
-        """As `Estimate.from_dict`; `questions`: those that the result names, 0 where it names none."""
-        known = _checked(cls, fields, where)
-        estimates = {name: Estimate.from_dict(known[name], f"{where}{name}.") for name in _ESTIMATES}
-        each = {name: tuple(known.get(name, ())) for name in _EACH}
-        for name, values in each.items():
-            if questions and len(values) != questions:
-                raise ValueError(f"{where}{name} has {len(values)} numbers for {questions} question_ids")
-        return cls(**{**known, **estimates, **each})
-
     @property
     def label(self) -> str:
         return str(Variant(self.name, self.ratio))
 
 
-_ESTIMATES = ("f1", "exact_match", "of_full", "gap_recovered", "same_answer", "agreement", "kl", "kl_of_naive")
-_EACH = ("f1_each", "kl_each")
-
-
+@strict
 @dataclass(frozen=True, slots=True)
 class QualityResult:
     """`questions`: those answered in every way, of `asked`; `full_fails`: share of them where full prefill has F1 0.
@@ -107,18 +91,20 @@ class QualityResult:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Inverse of `to_dict`."""
+        """Inverse of `to_dict`; `InvalidInput` names the field that is not what it should be."""
         try:
-            known = _checked(cls, fields)
-            ids = tuple(known.get("question_ids", ()))
-            rows = [{"timed": known["questions"], **row} for row in known["variants"]]
-            variants = tuple(VariantResult.from_dict(row, f"variants[{n}].", len(ids)) for n, row in enumerate(rows))
-            return cls(**{**known, "variants": variants, "question_ids": ids})
-        except (ValueError, TypeError) as error:
+            found = TypeAdapter(cls).validate_json(json.dumps(fields))
+            for number, variant in enumerate(found.variants) if found.question_ids else ():
+                for name in ("f1_each", "kl_each"):
+                    if (count := len(getattr(variant, name))) != len(found.question_ids):
+                        ids = f"{len(found.question_ids)} question_ids"
+                        raise ValueError(f"variants.{number}.{name} has {count} numbers for {ids}")
+        except ValueError as error:
             raise InvalidInput(
-                f"this is not a result of the quality benchmark ({error}): give a file that cachecraft bench quality "
-                "--json wrote"
+                f"this is not a result of the quality benchmark ({reason(error)}): give a file that cachecraft bench "
+                "quality --json wrote"
             ) from error
+        return found
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -178,46 +164,3 @@ def estimate_text(estimate: Estimate | None, form: str) -> str:
     if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return f"{estimate.value:{form}}"
     return f"{estimate.value:{form}} [{estimate.low:{form}}, {estimate.high:{form}}]"
-
-
-def _every(values: object, holds: Callable[[Any], bool]) -> bool:
-    return isinstance(values, list | tuple) and all(map(holds, values))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, Mapping)
-
-
-# By the declared type of a field: what its JSON must be.
-_KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-    "str": ("text", _is_text),
-    "int": ("a whole number", lambda value: type(value) is int),
-    "float": ("a number", is_number),
-    "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "dict[str, Any]": ("an object", _is_object),
-    "Estimate": ("an object", _is_object),
-    "tuple[float, ...]": ("a list of numbers", lambda values: _every(values, is_number)),
-    "tuple[str, ...]": ("a list of texts", lambda values: _every(values, _is_text)),
-    "tuple[VariantResult, ...]": ("a list of objects", lambda values: _every(values, _is_object)),
-}
-
-
-def _checked(kind: type[Any], fields: Mapping[str, Any], where: str = "") -> Mapping[str, Any]:
-    """The fields, all that `kind` needs among them and each as it declares it."""
-    if not _is_object(fields):
-        raise ValueError(f"it is no object but {fields!r:.40}")
-    for field in declared(kind):
-        if field.name not in fields:
-            if field.default is MISSING:
-                raise ValueError(f"{where}{field.name} is missing")
-            continue
-        value = fields[field.name]
-        declared_type, optional, _ = str(field.type).partition(" | None")
-        wanted, holds = _KINDS[declared_type]
-        if not (holds(value) or (optional and value is None)):
-            raise ValueError(f"{where}{field.name} must be {wanted}, got {value!r:.40}")
-    return fields
