@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cachecraft_rag.cli_options import Compress, DType, Json, Model, finish, listed, output_path, shares
+from cachecraft_rag.errors import InvalidInput
 
 quality_app = typer.Typer()
 
@@ -21,8 +22,10 @@ def data(
 ) -> None:
     """Make a data set for bench quality: ten passages for each question."""
     from cachecraft_rag.bench.quality.data import save_questions
-    from cachecraft_rag.bench.quality.sources import build
+    from cachecraft_rag.bench.quality.sources import FILES, build
 
+    if out.name in FILES and out.resolve().parent == source.resolve():
+        raise InvalidInput(f"{out} is a file of the data set itself, which would be lost: give another name")
     questions = build(name, source)
     save_questions(out, questions)
     typer.echo(f"{len(questions)} questions in {out}")

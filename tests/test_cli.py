@@ -214,6 +214,14 @@ def test_bench_tables_and_compare_print_markdown(invoke, tmp_path):
     assert f"{file} has blend 0.15 and {other} has blend 0.3" in result.stderr
 
 
+def test_bench_data_does_not_write_over_what_it_reads(invoke, tmp_path):
+    (tmp_path / "musique_dev200.jsonl").write_text("kept")
+    result = invoke("bench", "data", "musique", tmp_path, tmp_path / "musique_dev200.jsonl")
+    assert result.exit_code == 2
+    assert "give another name" in result.stderr
+    assert (tmp_path / "musique_dev200.jsonl").read_text() == "kept"
+
+
 def test_bench_data_names_a_source_that_is_empty_or_garbled(invoke, tmp_path):
     for content, message in (("", "holds no lines"), ("{", "line 1: this is not JSON")):
         (tmp_path / "musique_dev200.jsonl").write_text(content)

@@ -56,6 +56,8 @@ def calibrate(
     grid = _checked(policy, ratios, target, samples=samples, chunks_each=chunks_each, max_tokens=max_tokens)
     given: dict[str, Any] = {"policy": policy, "recompute_ratio": EXACT, "store_dir": store_dir, **options}
     config = EngineConfig(model, **given)
+    if config.read_only:
+        raise InvalidInput("read_only=True: an engine that writes nothing cannot prewarm the chunks; leave it out")
     drawn = draw_samples(chunks, questions, count=samples, chunks_each=chunks_each, seed=seed)
     given["max_model_len"] = context_for(config, drawn.samples, max_tokens)
     with start_forced_engine(model, **given) as forced:

@@ -90,6 +90,7 @@ def test_it_is_json():
         ({"ratios": [0.1, 1.5]}, r"ratio 1\.5"),
         ({"ratios": [1.0]}, r"\[1\.0\]"),
         ({"chunks_each": 1}, "chunks_each=1"),
+        ({"read_only": True}, "read_only=True"),
         ({"samples": 0}, "samples=0 is not enough: give at least 8"),
         ({"samples": 7, "questions": ["one?"]}, "samples=7"),
         ({"max_tokens": 0}, "max_tokens=0"),

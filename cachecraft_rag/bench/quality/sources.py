@@ -13,6 +13,9 @@ from cachecraft_rag.bench.quality.data import Passage, Question, answers_of, pas
 from cachecraft_rag.errors import InvalidInput
 
 T = TypeVar("T")
+_XQUAD_PASSAGES, _XQUAD_QUESTIONS = "xquad_passages.jsonl", "xquad_questions.jsonl"
+_TWO_WIKI, _MUSIQUE = "2wiki_dev164.jsonl", "musique_dev200.jsonl"
+FILES = frozenset((_XQUAD_PASSAGES, _XQUAD_QUESTIONS, _TWO_WIKI, _MUSIQUE))  # that are read
 PASSAGES = 10
 QUESTIONS_PER_ARTICLE = 5
 
@@ -26,13 +29,13 @@ def xquad_articles(folder: Path, seed: int = 0) -> list[Question]:
     rng = random.Random(seed)
     articles: dict[str, list[Passage]] = defaultdict(list)
     article_of: dict[str, str] = {}
-    for passage, article, text in _parse(folder / "xquad_passages.jsonl", _xquad_passage, "id, article and text"):
+    for passage, article, text in _parse(folder / _XQUAD_PASSAGES, _xquad_passage, "id, article and text"):
         articles[article].append(Passage("", text))
         article_of[passage] = article
     asked: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
     parse = partial(_xquad_question, article_of=article_of)
     for article, question, answers in _parse(
-        folder / "xquad_questions.jsonl", parse, "question, answers (a list) and passage (its id)"
+        folder / _XQUAD_QUESTIONS, parse, "question, answers (a list) and passage (its id)"
     ):
         asked[article].append((question, answers))
     order = rng.sample(sorted(asked), len(asked))
@@ -46,12 +49,12 @@ def xquad_articles(folder: Path, seed: int = 0) -> list[Question]:
 
 def two_wiki(folder: Path) -> list[Question]:
     """2WikiMultihopQA, `2wiki_dev164.jsonl`: the ten passages of each question."""
-    return _multi_hop(folder / "2wiki_dev164.jsonl")
+    return _multi_hop(folder / _TWO_WIKI)
 
 
 def musique(folder: Path) -> list[Question]:
     """MuSiQue, `musique_dev200.jsonl`: of the twenty passages the supporting ones, filled up to ten with the first."""
-    return _multi_hop(folder / "musique_dev200.jsonl")
+    return _multi_hop(folder / _MUSIQUE)
 
 
 SOURCES: Mapping[str, Callable[[Path], list[Question]]] = {
