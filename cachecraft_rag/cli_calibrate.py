@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cachecraft_rag.cli_options import Compress, DType, Json, Model, Policy, finish, shares
+from cachecraft_rag.cli_options import Compress, DType, Json, Model, Policy, StandIn, finish, shares
 from cachecraft_rag.config import STORE_DIR_VARIABLE
 from cachecraft_rag.errors import CachecraftError, InvalidInput
 
@@ -54,10 +54,7 @@ def calibrate(
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="Arguments of the chat template in JSON: as the engines have them.")
     ] = None,
-    stand_in: Annotated[
-        bool,
-        typer.Option(help="Compute chunk KV behind stand-in passages, or behind the prompt's head alone."),
-    ] = True,
+    stand_in: StandIn = True,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="The engines' context, where it is too short for all stand-in passages.")
     ] = None,

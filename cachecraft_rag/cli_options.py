@@ -34,6 +34,9 @@ Compress = Annotated[
     str | None,
     typer.Option(help="Keep KV in 8 bits, int8 or fp8: only an engine with the same option finds it."),
 ]
+StandIn = Annotated[
+    bool, typer.Option(help="Compute chunk KV behind stand-in passages, or behind the prompt's head alone.")
+]
 Count = Annotated[int, typer.Option("--k", "-k", min=1, help="Chunks retrieved for each question.")]
 Json = Annotated[Path | None, typer.Option("--json", callback=output_path, help="Write the results to this file.")]
 Html = Annotated[Path | None, typer.Option("--html", callback=output_path, help="Write a page of answers and reports.")]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cachecraft_rag.cli_options import Compress, DType, Json, Model, finish, listed, output_path, shares
+from cachecraft_rag.cli_options import Compress, DType, Json, Model, StandIn, finish, listed, output_path, shares
 from cachecraft_rag.errors import InvalidInput
 
 quality_app = typer.Typer()
@@ -45,10 +45,7 @@ def quality(
     seed: Annotated[int, typer.Option(help="Draws the order of each question's passages.")] = 0,
     dtype: DType = "auto",
     compress: Compress = None,
-    stand_in: Annotated[
-        bool,
-        typer.Option(help="Compute chunk KV behind stand-in passages, or behind the prompt's head alone."),
-    ] = True,
+    stand_in: StandIn = True,
     together: Annotated[
         int, typer.Option(min=1, help="Ways of a question in flight at once: faster, but they have no TTFT.")
     ] = 1,

@@ -8,13 +8,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cachecraft_rag.chunk import Chunk, check_text
 from cachecraft_rag.codec import TextCodec
 from cachecraft_rag.errors import InvalidInput, UnsupportedModel
 from cachecraft_rag.prompt import JOINER, ChunkPrompt, Part, Text, spell_out
 from cachecraft_rag.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from cachecraft_rag.config import EngineConfig
 
 _CACHED_TOKENS = 1 << 20  # of chunks, about 40 MB
 
@@ -75,6 +78,13 @@ class PromptTokenizer:
         self._cache = _ChunkCache(_CACHED_TOKENS)
         self._head: tuple[int, ...] | None = None
         self._fingerprint: str | None = None
+
+    @classmethod
+    def of_engine(cls, config: EngineConfig) -> PromptTokenizer:
+        """The one that an engine of that configuration encodes prompts with."""
+        return cls.from_pretrained(
+            config.model, default_system=config.default_system, chat_template_kwargs=config.chat_template_kwargs
+        )
 
     @classmethod
     def from_pretrained(

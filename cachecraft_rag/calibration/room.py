@@ -14,9 +14,7 @@ from cachecraft_rag.tokenise import PromptTokenizer
 
 def context_for(config: EngineConfig, samples: Sequence[Sample], max_tokens: int) -> int:
     """`max_model_len` for all samples, their answers and their chunks; see `context_length`."""
-    tokenizer = PromptTokenizer.from_pretrained(
-        config.model, default_system=config.default_system, chat_template_kwargs=config.chat_template_kwargs
-    )
+    tokenizer = PromptTokenizer.of_engine(config)
     chunks = [chunk for sample in samples for chunk in sample.chunks]
     way_out = "give fewer --chunks, or split the documents into smaller ones"
     return context_length(config, tokenizer, _longest_prompt(tokenizer, samples, max_tokens), chunks, way_out=way_out)

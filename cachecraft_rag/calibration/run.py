@@ -25,6 +25,7 @@ from cachecraft_rag.config import DEFAULT_POLICY, EngineConfig
 from cachecraft_rag.errors import InvalidInput, StoreError
 from cachecraft_rag.prompt import ChunkPrompt
 from cachecraft_rag.reuse import get_policy
+from cachecraft_rag.reuse.policies import follows_no_ratio
 from cachecraft_rag.store.directory import StoreDirectory
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7)
@@ -96,7 +97,7 @@ def _kept(result: CalibrationResult, folder: Path) -> CalibrationResult:
 def _checked(policy: str, ratios: Sequence[float], target: float, **counts: int) -> list[float]:
     """The ratios to measure, rising. 1.0 is not among them: it is known to be exact."""
     known = get_policy(policy)
-    if known.budget(1000, 0.5) in (0, 1000):
+    if follows_no_ratio(known):
         raise InvalidInput(f"policy {policy!r} does the same at every ratio: there is nothing to calibrate")
     if known.uses_variants:
         raise InvalidInput(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -106,40 +106,16 @@ class Classifier:
         `read_from`: what is stored is read from that position on, and must come from the disk if it is there; None
         where nothing is read. `withdrawn`: segments that are not stored, since their chunks were deleted meanwhile.
         """
-        held = self._hold(params, token_ids)
-        try:
-            return self._findings(params, token_ids, store, lower, upper, read_from, withdrawn)
-        finally:
-            for handle in held:
-                self._index.release(handle)
 
-    def _hold(self, params: RequestParams, token_ids: Ids) -> list[int]:
-        """Acquire the prompt's chunks that memory has, lest one is evicted to make room for another of them."""
-        keys = [
-            self._keys.chunk(params.namespace, token_ids[start:stop])
-            for start, stop, chunk_id, *_ in params.segments
-            if chunk_id is not None
-        ]
-        held = []
-        for entry in filter(None, map(self._index.get, keys)):
-            if entry.handle is not None:
-                self._index.acquire(entry)
-                held.append(entry.handle)
-        return held
-
-    def _findings(
-        self,
-        params: RequestParams,
-        token_ids: Ids,
-        store: bool,
-        lower: int,
-        upper: int,
-        read_from: int | None,
-        withdrawn: Collection[int],
-    ) -> list[Finding]:
         def reads(start: int, stop: int) -> bool:
             return read_from is not None and stop > read_from and start < upper
 
+        keys = {
+            number: self._keys.chunk(params.namespace, token_ids[start:stop])
+            for number, (start, stop, chunk_id, *_) in enumerate(params.segments)
+            if chunk_id is not None
+        }
+        held = self._hold(keys.values())
         is_canonical = self._is_canonical(token_ids)
         head = self._head
         behind_stand_in = self.behind_stand_in(params, token_ids)
@@ -171,7 +147,7 @@ class Classifier:
                 if uses_variants:
                     in_front.append(PrefixChunk(self._keys.text(params.namespace, token_ids[start:stop]), stop - start))
                 continue
-            key = self._keys.chunk(params.namespace, token_ids[start:stop])
+            key = keys[number]
             canonical = is_canonical and start == self._canonical.size
             finding = self._chunk_finding(
                 params.namespace,
@@ -191,7 +167,18 @@ class Classifier:
                 self._note_document(finding, document_id)
             findings.append(finding)
             in_front.append(PrefixChunk(key, stop - start))
+        for handle in held:
+            self._index.release(handle)
         return findings
+
+    def _hold(self, keys: Iterable[str]) -> list[int]:
+        """Acquire those that memory has, lest one is evicted to make room for another of the same prompt."""
+        held = []
+        for entry in filter(None, map(self._index.get, keys)):
+            if entry.handle is not None:
+                self._index.acquire(entry)
+                held.append(entry.handle)
+        return held
 
     def _is_canonical(self, token_ids: Ids) -> bool:
         """Whether a prompt begins with what the canonical KV of chunks is computed behind."""

@@ -60,11 +60,7 @@ class EngineClient:
 
     @classmethod
     async def start(cls, config: EngineConfig) -> EngineClient:
-        tokenizer = PromptTokenizer.from_pretrained(
-            config.model,
-            default_system=config.default_system,
-            chat_template_kwargs=config.chat_template_kwargs,
-        )
+        tokenizer = PromptTokenizer.of_engine(config)
         settings = make_settings(config, tokenizer)
         llm = start_async_llm(config, settings)
         client = cls(config, llm, tokenizer, settings)

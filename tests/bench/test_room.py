@@ -1,7 +1,5 @@
-import json
-
 import pytest
-from made_tokenizers import byte_level, fast
+from weightless_models import weightless_model
 
 from cachecraft_rag import EngineConfig
 from cachecraft_rag.bench.quality.data import Passage, Question, save_questions
@@ -18,11 +16,7 @@ WAY_OUT = "give less"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    fast(byte_level(add_bos=False)).save_pretrained(folder)
-    config = {"model_type": "llama", "max_position_embeddings": CONTEXT}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return weightless_model(tmp_path_factory.mktemp("model"), CONTEXT)
 
 
 @pytest.fixture(scope="module")

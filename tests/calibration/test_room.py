@@ -1,7 +1,5 @@
-import json
-
 import pytest
-from made_tokenizers import byte_level, fast
+from weightless_models import weightless_model
 
 from cachecraft_rag import ChunkPrompt, EngineConfig
 from cachecraft_rag.calibration.questions import MOST_TOKENS, opening_question
@@ -17,11 +15,7 @@ SHORT = Sample((Chunk("the words"), Chunk("of text")), Chunk("the words"), "What
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    fast(byte_level(add_bos=False)).save_pretrained(folder)
-    config = {"model_type": "llama", "max_position_embeddings": CONTEXT}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+    return weightless_model(tmp_path_factory.mktemp("model"), CONTEXT)
 
 
 @pytest.fixture(scope="module")

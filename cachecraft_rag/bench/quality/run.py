@@ -109,9 +109,7 @@ def _sha256(content: list[Any]) -> str:
 
 
 def _context_length(config: EngineConfig, questions: Sequence[Question], max_tokens: int) -> int:
-    tokenizer = PromptTokenizer.from_pretrained(
-        config.model, default_system=config.default_system, chat_template_kwargs=config.chat_template_kwargs
-    )
+    tokenizer = PromptTokenizer.of_engine(config)
     # The order of its passages changes nothing in the length of a prompt.
     prompt = max(len(tokenizer.encode(ask(q.chunks, q.question)).token_ids) for q in questions)
     chunks = [chunk for question in questions for chunk in question.chunks]
